@@ -1,0 +1,104 @@
+/* What the files of the core share. Read ledger.c, then handle.c, then warm.c. */
+#ifndef TBRIDGE_CORE_H
+#define TBRIDGE_CORE_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#define NPY_NO_DEPRECATED_API NPY_1_7_API_VERSION
+#define PY_ARRAY_UNIQUE_SYMBOL tbridge_ARRAY_API
+#ifndef TBRIDGE_IMPORTS_NUMPY
+#define NO_IMPORT_ARRAY
+#endif
+#include <numpy/arrayobject.h>
+
+#include "dlpack.h"
+
+#if PY_VERSION_HEX >= 0x030D0000
+#define tb_finalizing() Py_IsFinalizing()
+#else
+#define tb_finalizing() _Py_IsFinalizing()
+#endif
+
+#define TB_MAX_DIMS 64 /* as NumPy 2 */
+#define TB_MAX_FRAMEWORKS 32
+
+/* ---- ledger.c: leases, and the lock that guards them ------------------------------------ */
+
+/* One loan of memory. `keep`, `managed` and `owner` are let go when the loan ends; the struct itself
+ * lives until its last reference: the borrower's, the capsule's, or a Lease object's. */
+typedef struct Entry {
+  struct Entry *previous, *next; /* the ledger's list, or the list of what waits for the GIL */
+  struct Entry *previous_read_only, *next_read_only;
+  PyObject *keep;                /* keeps the memory alive (strong), or NULL */
+  PyObject *owner;               /* weak reference to the owner, or the owner itself, or NULL */
+  DLManagedTensor *legacy;       /* the source's own export, released when the loan ends */
+  DLManagedTensorVersioned *versioned;
+  char *low; /* the lowest address lent, and how many bytes from there */
+  size_t nbytes;
+  DLDevice device;
+  int32_t references;
+  uint8_t source, target;
+  uint8_t alive, listed, writable, immutable, read_only;
+  union {
+    DLManagedTensor legacy;
+    DLManagedTensorVersioned versioned;
+  } out;
+  int64_t dims[]; /* shape, then strides in elements */
+} Entry;
+
+/* Who lends to whom. A NULL pointer to this means: no lease, the memory is the result's own. */
+typedef struct {
+  uint8_t source, target, writable, immutable;
+  uint8_t read_only; /* the memory was declared so, or lent on a promise not to write */
+  PyObject *owner; /* borrowed */
+} LeaseTerms;
+
+extern PyTypeObject Lease_Type;
+extern PyObject *tb_framework_names; /* a list: number -> name */
+
+int tb_ledger_init(PyObject *module);
+Entry *tb_entry_new(const DLTensor *tensor, const int64_t *byte_strides, const LeaseTerms *terms,
+                    int read_only);
+void tb_entry_begin(Entry *entry);     /* write it into the ledger, if it is a lease */
+void tb_entry_end(Entry *entry);       /* the borrower is gone; any thread, with or without the GIL */
+void tb_entry_reference(Entry *entry);
+void tb_entry_release(Entry *entry);
+int tb_entry_alive(Entry *entry);
+/* Whether some of this memory was lent as read-only to this framework (-1: to any): then who borrowed it
+ * must not lend it on as writable. */
+int tb_is_read_only(const void *low, size_t nbytes, DLDevice device, int target);
+void tb_extent(int ndim, const int64_t *shape, const int64_t *byte_strides, int64_t itemsize,
+               int64_t *low, int64_t *high);
+
+/* ---- handle.c: memory on its way across ------------------------------------------------- */
+
+typedef struct {
+  PyObject_HEAD
+  DLTensor tensor; /* byte_offset folded into data; strides unused, see byte_strides */
+  int64_t *shape, *byte_strides;
+  int64_t itemsize;
+  PyObject *keep;
+  DLManagedTensor *legacy;
+  DLManagedTensorVersioned *versioned;
+  uint8_t read_only, is_copied;
+} Handle;
+
+extern PyTypeObject Handle_Type, Memory_Type, Borrow_Type;
+
+int tb_handle_init(PyObject *module);
+/* Check what a producer says. Returns 0, or -1 with ValueError set. Fills TB_MAX_DIMS byte strides. */
+int tb_validate(const DLTensor *tensor, int64_t *byte_strides);
+const DLPackExchangeAPI *tb_exchange_api(PyObject *type);
+PyObject *tb_exchange_import(const DLPackExchangeAPI *api, Entry *entry);
+PyObject *tb_entry_capsule(Entry *entry, int versioned);
+PyObject *tb_entry_array(Entry *entry, PyArray_Descr *descr, int ndim, const int64_t *shape,
+                         const int64_t *byte_strides, void *data, int writable);
+int tb_bool_bytes_clean(const char *data, int ndim, const int64_t *shape,
+                        const int64_t *byte_strides);
+
+/* ---- warm.c: cached plans, served natively ---------------------------------------------- */
+
+int tb_warm_init(PyObject *module);
+
+#endif

@@ -1,0 +1,400 @@
+/* The ledger: one entry a loan of memory, O(1) to begin and to end, from any thread.
+ *
+ * A borrower's deleter runs when its storage dies: on any thread, with or without the GIL, and also
+ * while the interpreter goes down. So ending a loan takes a plain lock and never calls Python unless
+ * this thread holds the GIL; what must be let go with the GIL waits in a list until someone has it.
+ * No allocation of Python objects happens under the lock: it could run a deleter, which takes it. */
+#include "core.h"
+
+#ifndef _WIN32
+#include <pthread.h>
+#endif
+
+static PyThread_type_lock lock;
+static Entry listed = {.previous = &listed, .next = &listed}; /* oldest first */
+static Entry read_only = {.previous_read_only = &read_only, .next_read_only = &read_only};
+static Entry *waiting;                                        /* ended, still to be settled */
+static int settle_is_scheduled;
+PyObject *tb_framework_names;
+
+static void acquire(void) { PyThread_acquire_lock(lock, WAIT_LOCK); }
+static void release(void) { PyThread_release_lock(lock); }
+
+/* ---- entries ---------------------------------------------------------------------------- */
+
+/* The bytes that strides reach: [low, high) relative to the first element; empty for no elements. */
+void tb_extent(int ndim, const int64_t *shape, const int64_t *byte_strides, int64_t itemsize,
+               int64_t *low, int64_t *high) {
+  *low = *high = 0;
+  for (int i = 0; i < ndim; i++) {
+    if (shape[i] == 0) {
+      *low = *high = 0;
+      return;
+    }
+    int64_t reach = shape[i] > 1 ? (shape[i] - 1) * byte_strides[i] : 0;
+    if (reach < 0)
+      *low += reach;
+    else
+      *high += reach;
+  }
+  *high += itemsize;
+}
+
+/* Let go of what the loan held. Needs the GIL. An exception in flight survives. */
+static void settle(Entry *entry) {
+  PyObject *keep = entry->keep, *owner = entry->owner;
+  entry->keep = entry->owner = NULL;
+  if (keep == NULL && owner == NULL)
+    return;
+  PyObject *type, *value, *trace;
+  PyErr_Fetch(&type, &value, &trace);
+  Py_XDECREF(keep);
+  Py_XDECREF(owner);
+  PyErr_Restore(type, value, trace);
+}
+
+/* Settle what ended on threads without the GIL. Needs the GIL. */
+static int settle_waiting(void *unused) {
+  (void)unused;
+  acquire();
+  Entry *entry = waiting;
+  waiting = NULL;
+  settle_is_scheduled = 0;
+  release();
+  while (entry != NULL) {
+    Entry *next = entry->next;
+    settle(entry);
+    tb_entry_release(entry);
+    entry = next;
+  }
+  return 0;
+}
+
+/* Describe a loan. With `terms` NULL it is no lease: the memory is the result's own. The caller sets
+ * what keeps the memory alive, then calls tb_entry_begin. `byte_strides` NULL: the borrower needs no
+ * DLTensor (a NumPy array). Returns NULL with an exception set. */
+Entry *tb_entry_new(const DLTensor *tensor, const int64_t *byte_strides, const LeaseTerms *terms,
+                    int flag_read_only) {
+  int ndim = tensor->ndim;
+  int for_dlpack = byte_strides != NULL;
+  if (waiting != NULL)
+    settle_waiting(NULL);
+  Entry *entry = PyMem_RawMalloc(sizeof(Entry) + (for_dlpack ? 2 * (size_t)ndim * sizeof(int64_t) : 0));
+  if (entry == NULL) {
+    PyErr_NoMemory();
+    return NULL;
+  }
+  entry->keep = entry->owner = NULL;
+  entry->legacy = NULL;
+  entry->versioned = NULL;
+  entry->low = tensor->data;
+  entry->nbytes = 0;
+  entry->device = tensor->device;
+  entry->references = 1;
+  entry->alive = 0;
+  entry->listed = 0;
+  entry->read_only = 0;
+  if (for_dlpack) {
+    int64_t itemsize = (tensor->dtype.bits + 7) / 8, low, high, compact = 1;
+    tb_extent(ndim, tensor->shape, byte_strides, itemsize, &low, &high);
+    entry->low = (char *)tensor->data + low;
+    entry->nbytes = (size_t)(high - low);
+    int64_t *shape = entry->dims, *strides = entry->dims + ndim;
+    for (int i = ndim - 1; i >= 0; i--) {
+      shape[i] = tensor->shape[i];
+      /* the stride of an axis that nobody steps along says nothing: write the one expected */
+      if (shape[i] <= 1 || high == low)
+        strides[i] = compact;
+      else if (byte_strides[i] % itemsize) {
+        PyMem_RawFree(entry);
+        PyErr_Format(PyExc_ValueError, "a stride of %lld bytes is no multiple of the item's %lld",
+                     (long long)byte_strides[i], (long long)itemsize);
+        return NULL;
+      } else
+        strides[i] = byte_strides[i] / itemsize;
+      compact *= shape[i] > 0 ? shape[i] : 1;
+    }
+    DLManagedTensorVersioned *out = &entry->out.versioned;
+    out->tensor = *tensor;
+    out->tensor.shape = shape;
+    out->tensor.strides = strides;
+    out->tensor.byte_offset = 0;
+    out->flags = flag_read_only ? DLPACK_READ_ONLY : 0;
+  }
+  if (terms != NULL) {
+    entry->listed = 1;
+    entry->source = terms->source;
+    entry->target = terms->target;
+    entry->writable = terms->writable;
+    entry->immutable = terms->immutable;
+    entry->read_only = terms->read_only;
+    if (terms->owner != NULL) {
+      /* Weak, so that no reference cycle can run through an alias. A weak reference also makes
+       * ndarray.resize(refcheck=False) refuse, as it must while someone borrows. */
+      entry->owner = PyWeakref_NewRef(terms->owner, NULL);
+      if (entry->owner == NULL) {
+        PyErr_Clear(); /* a type without weak references: owner unknown, memory still kept */
+      }
+    }
+  }
+  return entry;
+}
+
+void tb_entry_begin(Entry *entry) {
+  entry->alive = 1;
+#ifdef TBRIDGE_NO_LEDGER /* only for measuring what the ledger costs */
+  entry->listed = 0;
+#endif
+  if (!entry->listed)
+    return;
+  acquire();
+  entry->previous = listed.previous;
+  entry->next = &listed;
+  listed.previous->next = entry;
+  listed.previous = entry;
+  if (entry->read_only) {
+    entry->previous_read_only = read_only.previous_read_only;
+    entry->next_read_only = &read_only;
+    read_only.previous_read_only->next_read_only = entry;
+    read_only.previous_read_only = entry;
+  }
+  release();
+}
+
+void tb_entry_end(Entry *entry) {
+  acquire();
+  if (!entry->alive) { /* some importers release twice when they fail */
+    release();
+    return;
+  }
+  entry->alive = 0;
+  if (entry->listed) {
+    entry->previous->next = entry->next;
+    entry->next->previous = entry->previous;
+    if (entry->read_only) {
+      entry->previous_read_only->next_read_only = entry->next_read_only;
+      entry->next_read_only->previous_read_only = entry->previous_read_only;
+    }
+  }
+  release();
+  if (!Py_IsInitialized())
+    return; /* the process ends: the system takes back what is left, and nothing may be called */
+  if (entry->legacy != NULL && entry->legacy->deleter != NULL)
+    entry->legacy->deleter(entry->legacy);
+  if (entry->versioned != NULL && entry->versioned->deleter != NULL)
+    entry->versioned->deleter(entry->versioned);
+  if (PyGILState_Check()) {
+    settle(entry);
+    tb_entry_release(entry);
+    return;
+  }
+  acquire();
+  entry->next = waiting;
+  waiting = entry;
+  int schedule = !settle_is_scheduled && !tb_finalizing();
+  settle_is_scheduled |= schedule;
+  release();
+  if (schedule && Py_AddPendingCall(settle_waiting, NULL) != 0) {
+    acquire(); /* the queue is full: the next loan settles */
+    settle_is_scheduled = 0;
+    release();
+  }
+}
+
+void tb_entry_reference(Entry *entry) {
+  acquire();
+  entry->references++;
+  release();
+}
+
+void tb_entry_release(Entry *entry) {
+  acquire();
+  int last = --entry->references == 0;
+  release();
+  if (last)
+    PyMem_RawFree(entry);
+}
+
+int tb_entry_alive(Entry *entry) {
+  acquire();
+  int alive = entry->alive;
+  release();
+  return alive;
+}
+
+static int overlaps(const Entry *entry, uintptr_t low, size_t nbytes, DLDevice device) {
+  uintptr_t start = (uintptr_t)entry->low;
+  return entry->device.device_type == device.device_type && entry->device.device_id == device.device_id &&
+         start < low + nbytes && low < start + entry->nbytes;
+}
+
+int tb_is_read_only(const void *low, size_t nbytes, DLDevice device, int target) {
+  int found = 0;
+  acquire();
+  for (Entry *entry = read_only.next_read_only; entry != &read_only && !found; entry = entry->next_read_only)
+    found = (target < 0 || entry->target == target) && overlaps(entry, (uintptr_t)low, nbytes, device);
+  release();
+  return found;
+}
+
+/* ---- Lease: an entry as Python sees it --------------------------------------------------- */
+
+typedef struct {
+  PyObject_HEAD
+  Entry *entry;
+} Lease;
+
+static void lease_dealloc(PyObject *self) {
+  tb_entry_release(((Lease *)self)->entry);
+  PyObject_Free(self);
+}
+
+static PyObject *framework_name(int number) {
+  return Py_NewRef(PyList_GET_ITEM(tb_framework_names, number));
+}
+
+static PyObject *lease_source(PyObject *self, void *unused) {
+  (void)unused;
+  return framework_name(((Lease *)self)->entry->source);
+}
+
+static PyObject *lease_target(PyObject *self, void *unused) {
+  (void)unused;
+  return framework_name(((Lease *)self)->entry->target);
+}
+
+static PyObject *lease_owner(PyObject *self, void *unused) {
+  (void)unused;
+  PyObject *owner = ((Lease *)self)->entry->owner;
+  if (owner == NULL)
+    Py_RETURN_NONE;
+#if PY_VERSION_HEX >= 0x030D0000
+  PyObject *object;
+  if (PyWeakref_GetRef(owner, &object) < 0)
+    return NULL;
+  if (object == NULL)
+    Py_RETURN_NONE;
+  return object;
+#else
+  return Py_NewRef(PyWeakref_GetObject(owner)); /* None once it is gone */
+#endif
+}
+
+static PyObject *lease_ptr(PyObject *self, void *unused) {
+  (void)unused;
+  return PyLong_FromVoidPtr(((Lease *)self)->entry->low);
+}
+
+static PyObject *lease_nbytes(PyObject *self, void *unused) {
+  (void)unused;
+  return PyLong_FromSize_t(((Lease *)self)->entry->nbytes);
+}
+
+static PyObject *lease_device(PyObject *self, void *unused) {
+  (void)unused;
+  DLDevice device = ((Lease *)self)->entry->device;
+  return Py_BuildValue("(ii)", (int)device.device_type, (int)device.device_id);
+}
+
+static PyObject *lease_writable(PyObject *self, void *unused) {
+  (void)unused;
+  return PyBool_FromLong(((Lease *)self)->entry->writable);
+}
+
+static PyObject *lease_immutable(PyObject *self, void *unused) {
+  (void)unused;
+  return PyBool_FromLong(((Lease *)self)->entry->immutable);
+}
+
+static PyObject *lease_alive(PyObject *self, void *unused) {
+  (void)unused;
+  return PyBool_FromLong(tb_entry_alive(((Lease *)self)->entry));
+}
+
+static PyGetSetDef lease_getset[] = {
+    {"source", lease_source, NULL, "name of the lending framework", NULL},
+    {"target", lease_target, NULL, "name of the borrowing framework", NULL},
+    {"owner", lease_owner, NULL, "the lending object, or None when only its memory is left", NULL},
+    {"ptr", lease_ptr, NULL, "lowest address lent", NULL},
+    {"nbytes", lease_nbytes, NULL, "bytes from the lowest address to the end of the highest item", NULL},
+    {"device", lease_device, NULL, "DLPack device type and index", NULL},
+    {"writable", lease_writable, NULL, "whether the borrower may write", NULL},
+    {"immutable", lease_immutable, NULL, "whether the owner is immutable by convention", NULL},
+    {"alive", lease_alive, NULL, "whether someone still borrows", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+PyTypeObject Lease_Type = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "tbridge._core.Lease",
+    .tp_basicsize = sizeof(Lease),
+    .tp_dealloc = lease_dealloc,
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .tp_getset = lease_getset,
+    .tp_doc = "One loan of memory, as long as anybody asks about it.",
+};
+
+/* leases(low, nbytes, device_type, device_id) or leases(): those that overlap, oldest first. */
+static PyObject *ledger_leases(PyObject *module, PyObject *args) {
+  (void)module;
+  unsigned long long low = 0, nbytes = 0;
+  DLDevice device = {0, 0};
+  if (!PyArg_ParseTuple(args, "|KKii:leases", &low, &nbytes, &device.device_type, &device.device_id))
+    return NULL;
+  int all = PyTuple_GET_SIZE(args) == 0;
+  if (waiting != NULL)
+    settle_waiting(NULL);
+  Entry **found = NULL;
+  size_t count = 0, room = 0;
+  int failed = 0;
+  acquire();
+  for (Entry *entry = listed.next; entry != &listed; entry = entry->next) {
+    if (!all && !overlaps(entry, (uintptr_t)low, (size_t)nbytes, device))
+      continue;
+    if (count == room) {
+      size_t more = room ? 2 * room : 16;
+      Entry **larger = PyMem_RawRealloc(found, more * sizeof(Entry *));
+      if (larger == NULL) {
+        failed = 1;
+        break;
+      }
+      found = larger;
+      room = more;
+    }
+    entry->references++;
+    found[count++] = entry;
+  }
+  release();
+  PyObject *list = failed ? PyErr_NoMemory() : PyList_New((Py_ssize_t)count);
+  for (size_t i = 0; i < count; i++) {
+    Lease *lease = list == NULL ? NULL : PyObject_New(Lease, &Lease_Type);
+    if (lease == NULL) {
+      Py_CLEAR(list);
+      tb_entry_release(found[i]);
+      continue;
+    }
+    lease->entry = found[i];
+    PyList_SET_ITEM(list, (Py_ssize_t)i, (PyObject *)lease);
+  }
+  PyMem_RawFree(found);
+  return list;
+}
+
+static PyMethodDef ledger_methods[] = {
+    {"leases", ledger_leases, METH_VARARGS,
+     "leases() or leases(low, nbytes, device_type, device_id): the live ones, oldest first"},
+    {NULL, NULL, 0, NULL},
+};
+
+int tb_ledger_init(PyObject *module) {
+  lock = PyThread_allocate_lock();
+  tb_framework_names = PyList_New(0);
+  if (lock == NULL || tb_framework_names == NULL)
+    return -1;
+#ifndef _WIN32
+  /* a child that is forked while another thread holds the lock would never get it */
+  pthread_atfork(acquire, release, release);
+#endif
+  if (PyType_Ready(&Lease_Type) < 0 || PyModule_AddObjectRef(module, "Lease", (PyObject *)&Lease_Type) < 0)
+    return -1;
+  return PyModule_AddFunctions(module, ledger_methods);
+}

@@ -1,0 +1,231 @@
+"""Run a plan: the only module that moves tensors.
+
+A plan that shares hands memory over under a lease. A plan that copies writes once, straight into the
+final memory: byte order, layout, alignment and dtype change in that one pass.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from tbridge import _core, ledger
+from tbridge.contracts import Accepts, Framework, Loan, Plan, TensorSpec
+from tbridge.dtypes import DTYPES
+from tbridge.errors import BrokenPromiseError, OptionError
+from tbridge.frameworks.numpy import aligned_array, dtype_of
+
+__all__ = ["run"]
+
+# below this a second thread costs more than it saves
+PARALLEL_NBYTES = 1 << 23
+MOST_THREADS = 8  # memory is saturated long before that
+
+
+def run(
+    plan: Plan,
+    x: Any,
+    spec: TensorSpec,
+    source: Framework,
+    target: Framework,
+    accepts: Accepts,
+    out: Any = None,
+) -> Any:
+    """Return the converted tensor. Raises `BrokenPromiseError` if what was promised did not happen."""
+    if out is not None:
+        return _write_out(plan, x, spec, source, target, out)
+    if plan.identity:
+        return x
+    if not plan.zero_copy:
+        return _copy(plan, x, spec, source, target, accepts)
+    if source is target:
+        return _share_within(plan, x, spec, source)
+    return _share(plan, x, spec, source, target)
+
+
+# ---- sharing -------------------------------------------------------------------------------
+
+
+def _share_within(plan: Plan, x: Any, spec: TensorSpec, framework: Framework) -> Any:
+    if spec.requires_grad:
+        x = framework.detach(x)
+    if spec.by_value:
+        x = framework.value(x)
+    return framework.read_only(x) if plan.read_only_result else x
+
+
+def _share(
+    plan: Plan, x: Any, spec: TensorSpec, source: Framework, target: Framework
+) -> Any:
+    terms = (
+        _core.framework(source.name),
+        _core.framework(target.name),
+        source.owner(x),
+        plan.writable,
+        plan.immutable,
+        plan.read_only,
+    )
+    loan = Loan(
+        handle=source.export(x, spec),
+        dtype=plan.dtype,
+        writable=not plan.read_only_result,
+        terms=terms,
+    )
+    result = target.adopt(loan)
+    arrived = target.describe(result)
+    if spec.nbytes and (arrived.ptr, arrived.shape) != (spec.ptr, spec.shape):
+        raise BrokenPromiseError(
+            f"{target.name} promised to share {source.name} memory of {spec.dtype} {spec.shape} at "
+            f"{spec.ptr:#x}, and the result is {arrived.shape} at {arrived.ptr:#x}; please report this"
+        )
+    return result
+
+
+# ---- copying -------------------------------------------------------------------------------
+
+
+def _copy(
+    plan: Plan,
+    x: Any,
+    spec: TensorSpec,
+    source: Framework,
+    target: Framework,
+    accepts: Accepts,
+) -> Any:
+    made = target.allocate(plan.shape, plan.dtype)
+    if made is not None:
+        result, handle = made
+        _fill(_writable_array(handle, plan.dtype), x, spec, source)
+        return target.read_only(result) if plan.read_only_result else result
+    # no allocator to use: fill memory of our own, which the target then adopts
+    array = aligned_array(plan.shape, plan.dtype, max(64, accepts.alignment))
+    _fill(array, x, spec, source)
+    if not accepts.shares:
+        return target.construct(array)
+    handle = _core.from_array(array, *_code(plan.dtype))
+    return target.adopt(Loan(handle=handle, dtype=plan.dtype, writable=True))
+
+
+def _write_out(
+    plan: Plan, x: Any, spec: TensorSpec, source: Framework, target: Framework, out: Any
+) -> Any:
+    if not target.owns(out):
+        raise OptionError(
+            f"out= is {type(out).__module__}.{type(out).__qualname__}, and the target is {target.name}",
+            option="out",
+        )
+    place = target.describe(out)
+    problem = None
+    if place.immutable or not place.writable:
+        problem = f"it cannot be written ({target.name}: {'immutable' if place.immutable else 'read-only'})"
+    elif place.by_value or place.lazy or place.overlapping:
+        problem = "its elements have no memory each of their own"
+    elif place.requires_grad:
+        problem = "it needs a gradient, which a write would corrupt; pass out.detach()"
+    elif place.shape != plan.shape:
+        problem = f"its shape is {place.shape}, and {plan.shape} is needed"
+    elif place.dtype != plan.dtype:
+        problem = f"its dtype is {place.dtype}, and {plan.dtype} is needed; pass dtype={place.dtype!r} to cast"
+    elif ledger.overlap(spec, place):
+        problem = "it shares memory with the source, which would change while it is read"
+    if problem is not None:
+        raise OptionError(f"out= cannot take the result: {problem}", option="out")
+    assert place.handle is not None
+    _fill(_writable_array(place.handle, place.dtype, swapped=place.swapped), x, spec, source)
+    return out
+
+
+def _fill(destination: np.ndarray[Any, Any], x: Any, spec: TensorSpec, source: Framework) -> None:
+    """Write the values of `x` into host memory, in one pass."""
+    if spec.lazy:
+        source.resolve(x, spec, destination)
+        return
+    handle = source.export(x, spec) if spec.handle is None else spec.handle
+    values = _core.array(handle, _host_dtype(spec.dtype, spec.swapped), False, None)
+    if spec.dtype == "bool":
+        # a bool is whether its byte is not 0, whatever else the byte is
+        _in_parallel(_write_truth, destination, values.view("u1"))
+    elif destination.dtype == values.dtype.newbyteorder("="):
+        # the same bits: NumPy moves integers faster than the types that it does not know
+        _in_parallel(_write_values, _as_bits(destination), _as_bits(values))
+    else:
+        _in_parallel(_write_values, destination, values)
+
+
+def _write_values(destination: np.ndarray[Any, Any], values: np.ndarray[Any, Any]) -> None:
+    np.copyto(destination, values, casting="unsafe")
+
+
+def _write_truth(destination: np.ndarray[Any, Any], values: np.ndarray[Any, Any]) -> None:
+    np.not_equal(values, 0, out=destination, casting="unsafe")
+
+
+def _as_bits(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return the same elements as unsigned integers of their width; a complex number as it is."""
+    if array.dtype.kind == "c" or array.dtype.itemsize > 8:
+        return array
+    order = array.dtype.byteorder if array.dtype.byteorder in "<>" else "="
+    return array.view(np.dtype(f"u{array.dtype.itemsize}").newbyteorder(order))
+
+
+def _in_parallel(
+    write: Callable[[np.ndarray[Any, Any], np.ndarray[Any, Any]], None],
+    destination: np.ndarray[Any, Any],
+    values: np.ndarray[Any, Any],
+) -> None:
+    """Write in as many threads as there are processors, where the size makes that pay."""
+    workers = min(_processors(), MOST_THREADS)
+    axis = int(np.argmax(destination.shape)) if destination.ndim else 0
+    if (
+        destination.nbytes < PARALLEL_NBYTES
+        or workers < 2
+        or destination.shape[axis] < workers
+    ):
+        write(destination, values)
+        return
+    edges = [part * destination.shape[axis] // workers for part in range(workers + 1)]
+    parts = [(slice(None),) * axis + (slice(*edge),) for edge in pairwise(edges)]
+    failures: list[BaseException] = []
+
+    def work(part: tuple[slice, ...]) -> None:
+        try:
+            write(destination[part], values[part])
+        except BaseException as error:  # raised again in the caller's thread
+            failures.append(error)
+
+    # threads of this call alone: a pool would not survive a fork
+    threads = [threading.Thread(target=work, args=(part,)) for part in parts[1:]]
+    for thread in threads:
+        thread.start()
+    work(parts[0])
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]
+
+
+def _processors() -> int:
+    """Return how many processors this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _writable_array(
+    handle: _core.Handle, dtype: str, *, swapped: bool = False
+) -> np.ndarray[Any, Any]:
+    return _core.array(handle, _host_dtype(dtype, swapped), True, None)
+
+
+def _host_dtype(dtype: str, swapped: bool) -> np.dtype[Any]:
+    plain = dtype_of(dtype)
+    return plain.newbyteorder() if swapped else plain
+
+
+def _code(dtype: str) -> tuple[int, int]:
+    return DTYPES[dtype].code, DTYPES[dtype].bits
