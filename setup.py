@@ -38,12 +38,14 @@ class BuildCore(build_ext):
             raise
 
 
+SOURCES = ("module", "ledger", "handle", "lend", "memory", "warm")
+
 setup(
     cmdclass={"build_ext": BuildCore},
     ext_modules=[
         Extension(
             "tbridge._core._native",
-            [f"tbridge/_core/{name}.c" for name in ("module", "ledger", "handle", "warm")],
+            [f"tbridge/_core/{name}.c" for name in SOURCES],
             depends=["tbridge/_core/core.h", "tbridge/_core/dlpack.h"],
             include_dirs=[numpy.get_include()],
         )

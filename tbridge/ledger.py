@@ -35,9 +35,9 @@ class _Span:
         self.__array_interface__ = {
             "version": 3,
             "data": (spec.ptr, True),
-            "shape": spec.shape,
-            "strides": spec.byte_strides,
-            "typestr": f"|V{spec.itemsize}",
+            "shape": (*spec.shape, spec.itemsize),  # byte by byte, so that there is always an axis
+            "strides": (*spec.byte_strides, 1),
+            "typestr": "|u1",
         }
 
 

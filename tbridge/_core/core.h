@@ -1,4 +1,4 @@
-/* What the files of the core share. Read ledger.c, then handle.c, then warm.c. */
+/* What the files of the core share. Read ledger.c, handle.c, lend.c, then warm.c. */
 #ifndef TBRIDGE_CORE_H
 #define TBRIDGE_CORE_H
 
@@ -20,6 +20,19 @@
 #define tb_finalizing() _Py_IsFinalizing()
 #endif
 
+#ifdef _MSC_VER
+#include <intrin.h>
+#define tb_atomic_exchange(place, value) _InterlockedExchange((volatile long *)(place), (value))
+#define tb_atomic_store(place, value) ((void)_InterlockedExchange((volatile long *)(place), (value)))
+#define tb_atomic_load(place) _InterlockedOr((volatile long *)(place), 0)
+#define tb_atomic_add(counter, by) (_InterlockedExchangeAdd((volatile long *)(counter), (by)) + (by))
+#else
+#define tb_atomic_exchange(place, value) __atomic_exchange_n((place), (value), __ATOMIC_ACQUIRE)
+#define tb_atomic_store(place, value) __atomic_store_n((place), (value), __ATOMIC_RELEASE)
+#define tb_atomic_load(place) __atomic_load_n((place), __ATOMIC_ACQUIRE)
+#define tb_atomic_add(counter, by) __atomic_add_fetch((counter), (by), __ATOMIC_ACQ_REL)
+#endif
+
 #define TB_MAX_DIMS 64 /* as NumPy 2 */
 #define TB_MAX_FRAMEWORKS 32
 
@@ -39,7 +52,7 @@ typedef struct Entry {
   DLDevice device;
   int32_t references;
   uint8_t source, target;
-  uint8_t alive, listed, writable, immutable, read_only;
+  uint8_t alive, listed, writable, immutable, read_only, owner_is_kept;
   union {
     DLManagedTensor legacy;
     DLManagedTensorVersioned versioned;
@@ -51,7 +64,8 @@ typedef struct Entry {
 typedef struct {
   uint8_t source, target, writable, immutable;
   uint8_t read_only; /* the memory was declared so, or lent on a promise not to write */
-  PyObject *owner; /* borrowed */
+  uint8_t owner_is_kept; /* `keep` is the owner: no weak reference is needed to find it */
+  PyObject *owner;       /* borrowed */
 } LeaseTerms;
 
 extern PyTypeObject Lease_Type;
@@ -59,10 +73,9 @@ extern PyObject *tb_framework_names; /* a list: number -> name */
 
 int tb_ledger_init(PyObject *module);
 Entry *tb_entry_new(const DLTensor *tensor, const int64_t *byte_strides, const LeaseTerms *terms,
-                    int read_only);
+                    int read_only, int for_dlpack);
 void tb_entry_begin(Entry *entry);     /* write it into the ledger, if it is a lease */
 void tb_entry_end(Entry *entry);       /* the borrower is gone; any thread, with or without the GIL */
-void tb_entry_reference(Entry *entry);
 void tb_entry_release(Entry *entry);
 int tb_entry_alive(Entry *entry);
 /* Whether some of this memory was lent as read-only to this framework (-1: to any): then who borrowed it
@@ -71,7 +84,7 @@ int tb_is_read_only(const void *low, size_t nbytes, DLDevice device, int target)
 void tb_extent(int ndim, const int64_t *shape, const int64_t *byte_strides, int64_t itemsize,
                int64_t *low, int64_t *high);
 
-/* ---- handle.c: memory on its way across ------------------------------------------------- */
+/* ---- handle.c: memory that a producer offers ---------------------------------------------- */
 
 typedef struct {
   PyObject_HEAD
@@ -84,18 +97,33 @@ typedef struct {
   uint8_t read_only, is_copied;
 } Handle;
 
-extern PyTypeObject Handle_Type, Memory_Type, Borrow_Type;
+extern PyTypeObject Handle_Type;
 
 int tb_handle_init(PyObject *module);
 /* Check what a producer says. Returns 0, or -1 with ValueError set. Fills TB_MAX_DIMS byte strides. */
 int tb_validate(const DLTensor *tensor, int64_t *byte_strides);
 const DLPackExchangeAPI *tb_exchange_api(PyObject *type);
-PyObject *tb_exchange_import(const DLPackExchangeAPI *api, Entry *entry);
+
+/* ---- lend.c: the forms of a loan ----------------------------------------------------------- */
+
+extern const char *const TB_LEGACY, *const TB_LEGACY_USED, *const TB_VERSIONED, *const TB_VERSIONED_USED;
+
+int tb_lend_init(PyObject *module);
+/* Each begins a loan that has not begun. The first two steal both references of a loan for DLPack: the
+ * borrower's, and one that outlasts an importer that releases and then fails. */
 PyObject *tb_entry_capsule(Entry *entry, int versioned);
+PyObject *tb_exchange_import(const DLPackExchangeAPI *api, Entry *entry);
+/* These steal the one reference, the descr's, and the array. */
 PyObject *tb_entry_array(Entry *entry, PyArray_Descr *descr, int ndim, const int64_t *shape,
                          const int64_t *byte_strides, void *data, int writable);
-int tb_bool_bytes_clean(const char *data, int ndim, const int64_t *shape,
-                        const int64_t *byte_strides);
+PyObject *tb_entry_array_over(Entry *entry, PyObject *array);
+
+/* ---- memory.c ------------------------------------------------------------------------------ */
+
+extern PyTypeObject Memory_Type;
+
+int tb_memory_init(PyObject *module);
+int tb_bool_bytes_clean(const char *data, int ndim, const int64_t *shape, const int64_t *byte_strides);
 
 /* ---- warm.c: cached plans, served natively ---------------------------------------------- */
 

@@ -1,23 +1,18 @@
-/* Memory on its way across: read what a producer offers, lend it to whoever wants it.
+/* Read what a producer offers: a Handle is checked memory, plus whatever keeps it alive.
  *
- * A Handle is checked memory plus whatever keeps it alive. From one, a loan is made in the form that
- * the borrower takes: a DLPack capsule, the exchange API, or a NumPy array. */
+ * Everything that comes from outside passes tb_validate; what it lets through can be lent (lend.c). */
 #include "core.h"
 
-#include <stdlib.h>
 #include <string.h>
-#ifdef __linux__
-#include <sys/mman.h>
-#endif
-
-static const char *const LEGACY = "dltensor", *const LEGACY_USED = "used_dltensor";
-static const char *const VERSIONED = "dltensor_versioned",
-                  *const VERSIONED_USED = "used_dltensor_versioned";
 
 /* ---- reading ---------------------------------------------------------------------------- */
 
 static int product_overflows(int64_t a, int64_t b, int64_t *out) {
   const int64_t most = INT64_MAX / 4; /* room for a sum of two */
+  if (a == (int32_t)a && b == (int32_t)b) { /* nearly always, and without a division */
+    *out = a * b;
+    return 0;
+  }
   uint64_t ua = a < 0 ? 0 - (uint64_t)a : (uint64_t)a, ub = b < 0 ? 0 - (uint64_t)b : (uint64_t)b;
   if (ua != 0 && ub > (uint64_t)most / ua)
     return 1;
@@ -39,13 +34,14 @@ int tb_validate(const DLTensor *t, int64_t *byte_strides) {
     return -1;
   }
   int64_t itemsize = ((int64_t)t->dtype.bits * (t->dtype.lanes ? t->dtype.lanes : 1) + 7) / 8;
-  int64_t compact = itemsize, reach = itemsize, elements = 1;
+  int64_t compact = itemsize, reach = itemsize;
+  int elements = 1; /* whether there are any */
   for (int i = t->ndim - 1; i >= 0; i--) {
     if (t->shape[i] < 0) {
       PyErr_Format(PyExc_ValueError, "axis %d has the negative length %lld", i, (long long)t->shape[i]);
       return -1;
     }
-    elements = t->shape[i] == 0 ? 0 : elements;
+    elements &= t->shape[i] != 0;
   }
   for (int i = t->ndim - 1; i >= 0; i--) {
     int64_t far = 0;
@@ -130,12 +126,12 @@ static PyObject *core_read(PyObject *module, PyObject *args) {
   const char *name = PyCapsule_GetName(capsule);
   if (name == NULL)
     name = "(no name)";
-  if (!strcmp(name, LEGACY_USED) || !strcmp(name, VERSIONED_USED)) {
+  if (!strcmp(name, TB_LEGACY_USED) || !strcmp(name, TB_VERSIONED_USED)) {
     PyErr_SetString(PyExc_ValueError, "it was used already; a capsule can be taken once");
     return NULL;
   }
-  int versioned = !strcmp(name, VERSIONED);
-  if (!versioned && strcmp(name, LEGACY)) {
+  int versioned = !strcmp(name, TB_VERSIONED);
+  if (!versioned && strcmp(name, TB_LEGACY)) {
     PyErr_Format(PyExc_ValueError, "it is named '%s'; a DLPack capsule is 'dltensor' or 'dltensor_versioned'",
                  name);
     return NULL;
@@ -168,7 +164,7 @@ static PyObject *core_read(PyObject *module, PyObject *args) {
     handle->keep = Py_NewRef(capsule);
     return (PyObject *)handle;
   }
-  if (PyCapsule_SetName(capsule, versioned ? VERSIONED_USED : LEGACY_USED) < 0) {
+  if (PyCapsule_SetName(capsule, versioned ? TB_VERSIONED_USED : TB_LEGACY_USED) < 0) {
     Py_DECREF(handle);
     return NULL;
   }
@@ -375,295 +371,7 @@ PyTypeObject Handle_Type = {
     .tp_doc = "Checked memory of a tensor, and what keeps it alive, on its way across.",
 };
 
-/* ---- lending ---------------------------------------------------------------------------- */
-
-static void delete_legacy(DLManagedTensor *self) { tb_entry_end(self->manager_ctx); }
-static void delete_versioned(DLManagedTensorVersioned *self) { tb_entry_end(self->manager_ctx); }
-
-/* The capsule holds a reference of its own (in its context), so that an importer that releases and
- * then fails, or that never comes, can do no harm. */
-static void delete_capsule(PyObject *capsule) {
-  Entry *entry = PyCapsule_GetContext(capsule);
-  const char *name = PyCapsule_GetName(capsule);
-  if (entry == NULL)
-    return;
-  if (name == LEGACY || name == VERSIONED) /* nobody took it */
-    tb_entry_end(entry);
-  tb_entry_release(entry);
-}
-
-/* A capsule for a loan that has not begun; steals the entry's reference. */
-PyObject *tb_entry_capsule(Entry *entry, int versioned) {
-  if (versioned) {
-    DLManagedTensorVersioned *out = &entry->out.versioned;
-    out->version = (DLPackVersion){DLPACK_MAJOR, DLPACK_MINOR};
-    out->manager_ctx = entry;
-    out->deleter = delete_versioned;
-  } else {
-    DLTensor tensor = entry->out.versioned.tensor; /* the two layouts share the room */
-    entry->out.legacy =
-        (DLManagedTensor){.tensor = tensor, .manager_ctx = entry, .deleter = delete_legacy};
-  }
-  PyObject *capsule = PyCapsule_New(&entry->out, versioned ? VERSIONED : LEGACY, delete_capsule);
-  tb_entry_reference(entry);
-  tb_entry_begin(entry);
-  if (capsule == NULL || PyCapsule_SetContext(capsule, entry) < 0) {
-    Py_XDECREF(capsule);
-    tb_entry_end(entry);
-    tb_entry_release(entry);
-    return NULL;
-  }
-  return capsule;
-}
-
-/* Hand a loan to a framework that offers the exchange API; steals the entry's reference. */
-PyObject *tb_exchange_import(const DLPackExchangeAPI *api, Entry *entry) {
-  DLManagedTensorVersioned *out = &entry->out.versioned;
-  out->version = (DLPackVersion){DLPACK_MAJOR, DLPACK_MINOR};
-  out->manager_ctx = entry;
-  out->deleter = delete_versioned;
-  void *object = NULL;
-  tb_entry_reference(entry);
-  tb_entry_begin(entry);
-  if (api->import_managed(out, &object) < 0) {
-    PyObject *type, *value, *trace;
-    PyErr_Fetch(&type, &value, &trace);
-    tb_entry_end(entry); /* nothing, if the importer released it */
-    PyErr_Restore(type, value, trace);
-    object = NULL;
-  }
-  tb_entry_release(entry);
-  return object;
-}
-
-/* What a NumPy array has as its base while it borrows. */
-typedef struct {
-  PyObject_HEAD
-  Entry *entry;
-} Borrow;
-
-static void borrow_dealloc(PyObject *self) {
-  tb_entry_end(((Borrow *)self)->entry);
-  PyObject_Free(self);
-}
-
-PyTypeObject Borrow_Type = {
-    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "tbridge._core.Borrow",
-    .tp_basicsize = sizeof(Borrow),
-    .tp_dealloc = borrow_dealloc,
-    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
-    .tp_doc = "The base of a NumPy array that borrows: its end is the end of the loan.",
-};
-
-/* A NumPy array for a loan that has not begun; steals the entry's and the descr's reference. */
-PyObject *tb_entry_array(Entry *entry, PyArray_Descr *descr, int ndim, const int64_t *shape,
-                         const int64_t *byte_strides, void *data, int writable) {
-  Borrow *borrow = NULL;
-  PyObject *array =
-      PyArray_NewFromDescr(&PyArray_Type, descr, ndim, (const npy_intp *)shape, (const npy_intp *)byte_strides,
-                           data, writable ? NPY_ARRAY_WRITEABLE : 0, NULL);
-  tb_entry_begin(entry);
-  if (array != NULL)
-    borrow = PyObject_New(Borrow, &Borrow_Type);
-  if (borrow == NULL) {
-    Py_XDECREF(array);
-    tb_entry_end(entry);
-    return NULL;
-  }
-  borrow->entry = entry;
-  if (PyArray_SetBaseObject((PyArrayObject *)array, (PyObject *)borrow) < 0) /* steals borrow */
-    Py_CLEAR(array);
-  return array;
-}
-
-/* terms: None, or (source number, target number, owner, writable, immutable, read_only). */
-static int read_terms(PyObject *object, LeaseTerms *terms, const LeaseTerms **out) {
-  *out = NULL;
-  if (object == Py_None)
-    return 0;
-  int source, target, writable, immutable, read_only;
-  if (!PyTuple_Check(object)) {
-    PyErr_SetString(PyExc_TypeError, "the terms of a lease are a tuple or None");
-    return -1;
-  }
-  if (!PyArg_ParseTuple(object, "iiOppp:terms", &source, &target, &terms->owner, &writable, &immutable,
-                        &read_only))
-    return -1;
-  Py_ssize_t known = PyList_GET_SIZE(tb_framework_names);
-  if (source < 0 || source >= known || target < 0 || target >= known) {
-    PyErr_SetString(PyExc_ValueError, "no framework has this number");
-    return -1;
-  }
-  terms->source = (uint8_t)source;
-  terms->target = (uint8_t)target;
-  terms->writable = (uint8_t)writable;
-  terms->immutable = (uint8_t)immutable;
-  terms->read_only = (uint8_t)read_only;
-  *out = terms;
-  return 0;
-}
-
-static Entry *handle_lend(Handle *handle, PyObject *terms_arg, int for_dlpack) {
-  LeaseTerms terms;
-  const LeaseTerms *lease;
-  if (read_terms(terms_arg, &terms, &lease) < 0)
-    return NULL;
-  Entry *entry =
-      tb_entry_new(&handle->tensor, for_dlpack ? handle->byte_strides : NULL, lease, handle->read_only);
-  if (entry == NULL)
-    return NULL;
-  if (!for_dlpack) {
-    int64_t low, high;
-    tb_extent(handle->tensor.ndim, handle->shape, handle->byte_strides, handle->itemsize, &low, &high);
-    entry->low = (char *)handle->tensor.data + low;
-    entry->nbytes = (size_t)(high - low);
-  }
-  entry->keep = Py_NewRef((PyObject *)handle);
-  return entry;
-}
-
-/* capsule(handle, versioned, terms): a DLPack capsule. */
-static PyObject *core_capsule(PyObject *module, PyObject *args) {
-  (void)module;
-  Handle *handle;
-  int versioned;
-  PyObject *terms;
-  if (!PyArg_ParseTuple(args, "O!pO:capsule", &Handle_Type, &handle, &versioned, &terms))
-    return NULL;
-  Entry *entry = handle_lend(handle, terms, 1);
-  return entry == NULL ? NULL : tb_entry_capsule(entry, versioned);
-}
-
-/* exchange(handle, type, terms): an object of the framework whose tensor type this is. */
-static PyObject *core_exchange(PyObject *module, PyObject *args) {
-  (void)module;
-  Handle *handle;
-  PyObject *type, *terms;
-  if (!PyArg_ParseTuple(args, "O!OO:exchange", &Handle_Type, &handle, &type, &terms))
-    return NULL;
-  const DLPackExchangeAPI *api = tb_exchange_api(type);
-  Entry *entry = api == NULL ? NULL : handle_lend(handle, terms, 1);
-  return entry == NULL ? NULL : tb_exchange_import(api, entry);
-}
-
-/* array(handle, dtype, writable, terms): a NumPy array. */
-static PyObject *core_array(PyObject *module, PyObject *args) {
-  (void)module;
-  Handle *handle;
-  PyArray_Descr *descr;
-  int writable;
-  PyObject *terms;
-  if (!PyArg_ParseTuple(args, "O!O!pO:array", &Handle_Type, &handle, &PyArrayDescr_Type, &descr, &writable,
-                        &terms))
-    return NULL;
-  if (PyDataType_ELSIZE(descr) != handle->itemsize || PyDataType_REFCHK(descr))
-    return PyErr_Format(PyExc_ValueError, "dtype %S does not fit items of %lld bytes", descr,
-                        (long long)handle->itemsize);
-  Entry *entry = handle_lend(handle, terms, 0);
-  if (entry == NULL)
-    return NULL;
-  Py_INCREF(descr);
-  return tb_entry_array(entry, descr, handle->tensor.ndim, handle->shape, handle->byte_strides,
-                        handle->tensor.data, writable);
-}
-
-/* ---- memory of our own ------------------------------------------------------------------ */
-
-typedef struct {
-  PyObject_HEAD
-  void *data;
-  size_t nbytes;
-} Memory;
-
-static void memory_dealloc(PyObject *self) {
-#ifdef _WIN32
-  _aligned_free(((Memory *)self)->data);
-#else
-  free(((Memory *)self)->data);
-#endif
-  PyObject_Free(self);
-}
-
-static int memory_buffer(PyObject *self, Py_buffer *view, int flags) {
-  Memory *memory = (Memory *)self;
-  return PyBuffer_FillInfo(view, self, memory->data, (Py_ssize_t)memory->nbytes, 0, flags);
-}
-
-static PyBufferProcs memory_as_buffer = {memory_buffer, NULL};
-
-PyTypeObject Memory_Type = {
-    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "tbridge._core.Memory",
-    .tp_basicsize = sizeof(Memory),
-    .tp_dealloc = memory_dealloc,
-    .tp_as_buffer = &memory_as_buffer,
-    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
-    .tp_doc = "Aligned memory, uninitialised, freed with its last reference.",
-};
-
-/* memory(nbytes, alignment): the address is a multiple of `alignment`, a power of two. */
-static PyObject *core_memory(PyObject *module, PyObject *args) {
-  (void)module;
-  Py_ssize_t nbytes, alignment;
-  if (!PyArg_ParseTuple(args, "nn:memory", &nbytes, &alignment))
-    return NULL;
-  if (nbytes < 0 || alignment < (Py_ssize_t)sizeof(void *) || (alignment & (alignment - 1)))
-    return PyErr_Format(PyExc_ValueError, "cannot have %zd bytes aligned to %zd", nbytes, alignment);
-  void *data = NULL;
-  size_t room = nbytes ? (size_t)nbytes : 1;
-#ifdef _WIN32
-  data = _aligned_malloc(room, (size_t)alignment);
-#else
-  /* large pieces start on a huge page and ask for more of them: a page fault each 2 MiB, not each 4 KiB */
-  const size_t huge = (size_t)1 << 21;
-  int large = room >= 2 * huge;
-  if (posix_memalign(&data, large && (size_t)alignment < huge ? huge : (size_t)alignment, room) != 0)
-    data = NULL;
-#ifdef MADV_HUGEPAGE
-  if (data != NULL && large)
-    (void)madvise(data, room & ~(huge - 1), MADV_HUGEPAGE);
-#endif
-#endif
-  if (data == NULL)
-    return PyErr_NoMemory();
-  Memory *memory = PyObject_New(Memory, &Memory_Type);
-  if (memory == NULL) {
-#ifdef _WIN32
-    _aligned_free(data);
-#else
-    free(data);
-#endif
-    return NULL;
-  }
-  memory->data = data;
-  memory->nbytes = (size_t)nbytes;
-  return (PyObject *)memory;
-}
-
-/* ---- bools ------------------------------------------------------------------------------ */
-
-int tb_bool_bytes_clean(const char *data, int ndim, const int64_t *shape, const int64_t *byte_strides) {
-  if (ndim == 0)
-    return (*(const unsigned char *)data & 0xFE) == 0;
-  int64_t count = shape[0], step = byte_strides[0];
-  if (ndim == 1) {
-    unsigned char seen = 0;
-    if (step == 1) {
-      /* in blocks, so that a dirty byte near the front ends it, and the compiler can use vectors */
-      for (int64_t start = 0; start < count && !(seen & 0xFE); start += 4096) {
-        int64_t end = count - start < 4096 ? count : start + 4096;
-        for (int64_t i = start; i < end; i++)
-          seen |= (unsigned char)data[i];
-      }
-    } else
-      for (int64_t i = 0; i < count; i++)
-        seen |= (unsigned char)data[i * step];
-    return (seen & 0xFE) == 0;
-  }
-  for (int64_t i = 0; i < count; i++)
-    if (!tb_bool_bytes_clean(data + i * step, ndim - 1, shape + 1, byte_strides + 1))
-      return 0;
-  return 1;
-}
+/* ---- what Python asks about a Handle ------------------------------------------------------ */
 
 /* clean_bools(handle): whether every byte in host memory is 0 or 1. */
 static PyObject *core_clean_bools(PyObject *module, PyObject *object) {
@@ -704,20 +412,6 @@ static PyObject *core_is_read_only(PyObject *module, PyObject *args) {
       tb_is_read_only((char *)handle->tensor.data + low, (size_t)(high - low), handle->tensor.device, target));
 }
 
-/* framework(name): the number under which the core knows a framework. */
-static PyObject *core_framework(PyObject *module, PyObject *name) {
-  (void)module;
-  if (!PyUnicode_Check(name))
-    return PyErr_Format(PyExc_TypeError, "a framework's name is a str, not %R", Py_TYPE(name));
-  Py_ssize_t count = PyList_GET_SIZE(tb_framework_names);
-  for (Py_ssize_t i = 0; i < count; i++)
-    if (PyUnicode_Compare(PyList_GET_ITEM(tb_framework_names, i), name) == 0)
-      return PyLong_FromSsize_t(i);
-  if (count == TB_MAX_FRAMEWORKS)
-    return PyErr_Format(PyExc_ValueError, "there are %d frameworks already", TB_MAX_FRAMEWORKS);
-  return PyList_Append(tb_framework_names, name) < 0 ? NULL : PyLong_FromSsize_t(count);
-}
-
 static PyMethodDef handle_methods[] = {
     {"read", core_read, METH_VARARGS, "read(capsule, take): a Handle on a DLPack capsule's memory"},
     {"export", core_export, METH_O, "export(tensor): a Handle by the exchange API of the tensor's type"},
@@ -725,24 +419,15 @@ static PyMethodDef handle_methods[] = {
      "view(ptr, shape, byte_strides, code, bits, device_type, device_id, read_only, keep): a Handle"},
     {"from_array", core_from_array, METH_VARARGS, "from_array(array, code, bits): a Handle on a NumPy array"},
     {"recode", core_recode, METH_VARARGS, "recode(handle, code, bits): the same memory under another type"},
-    {"capsule", core_capsule, METH_VARARGS, "capsule(handle, versioned, terms): a DLPack capsule"},
-    {"exchange", core_exchange, METH_VARARGS, "exchange(handle, type, terms): a tensor by the exchange API"},
-    {"array", core_array, METH_VARARGS, "array(handle, dtype, writable, terms): a NumPy array"},
-    {"memory", core_memory, METH_VARARGS, "memory(nbytes, alignment): aligned memory of our own"},
     {"clean_bools", core_clean_bools, METH_O, "clean_bools(handle): whether all bytes are 0 or 1"},
     {"is_read_only", core_is_read_only, METH_VARARGS,
      "is_read_only(handle, target): whether it was lent as read-only to this framework"},
-    {"framework", core_framework, METH_O, "framework(name): its number in the core"},
     {NULL, NULL, 0, NULL},
 };
 
 int tb_handle_init(PyObject *module) {
-  PyTypeObject *types[] = {&Handle_Type, &Borrow_Type, &Memory_Type};
-  for (int i = 0; i < 3; i++)
-    if (PyType_Ready(types[i]) < 0)
-      return -1;
-  if (PyModule_AddObjectRef(module, "Handle", (PyObject *)&Handle_Type) < 0 ||
-      PyModule_AddObjectRef(module, "Memory", (PyObject *)&Memory_Type) < 0)
+  if (PyType_Ready(&Handle_Type) < 0 ||
+      PyModule_AddObjectRef(module, "Handle", (PyObject *)&Handle_Type) < 0)
     return -1;
   return PyModule_AddFunctions(module, handle_methods);
 }

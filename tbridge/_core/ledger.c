@@ -1,24 +1,34 @@
 /* The ledger: one entry a loan of memory, O(1) to begin and to end, from any thread.
  *
  * A borrower's deleter runs when its storage dies: on any thread, with or without the GIL, and also
- * while the interpreter goes down. So ending a loan takes a plain lock and never calls Python unless
+ * while the interpreter goes down. So ending a loan takes a spin lock and never calls Python unless
  * this thread holds the GIL; what must be let go with the GIL waits in a list until someone has it.
  * No allocation of Python objects happens under the lock: it could run a deleter, which takes it. */
 #include "core.h"
 
-#ifndef _WIN32
+#ifdef _WIN32
+#define WIN32_LEAN_AND_MEAN
+#include <windows.h>
+#define yield_processor() SwitchToThread()
+#else
 #include <pthread.h>
+#include <sched.h>
+#define yield_processor() sched_yield()
 #endif
 
-static PyThread_type_lock lock;
+/* A spin lock: what it guards is a few pointers, never a call, and almost always under the GIL too. */
+static int32_t lock;
+static void acquire(void) {
+  while (tb_atomic_exchange(&lock, 1))
+    yield_processor();
+}
+static void release(void) { tb_atomic_store(&lock, 0); }
+
 static Entry listed = {.previous = &listed, .next = &listed}; /* oldest first */
 static Entry read_only = {.previous_read_only = &read_only, .next_read_only = &read_only};
 static Entry *waiting;                                        /* ended, still to be settled */
-static int settle_is_scheduled;
+static int32_t settle_is_scheduled;
 PyObject *tb_framework_names;
-
-static void acquire(void) { PyThread_acquire_lock(lock, WAIT_LOCK); }
-static void release(void) { PyThread_release_lock(lock); }
 
 /* ---- entries ---------------------------------------------------------------------------- */
 
@@ -71,13 +81,13 @@ static int settle_waiting(void *unused) {
 }
 
 /* Describe a loan. With `terms` NULL it is no lease: the memory is the result's own. The caller sets
- * what keeps the memory alive, then calls tb_entry_begin. `byte_strides` NULL: the borrower needs no
- * DLTensor (a NumPy array). Returns NULL with an exception set. */
+ * what keeps the memory alive, then calls tb_entry_begin. Only a loan `for_dlpack` gets a DLTensor, and
+ * a second reference, for whoever hands it over. Returns NULL with an exception set. */
 Entry *tb_entry_new(const DLTensor *tensor, const int64_t *byte_strides, const LeaseTerms *terms,
-                    int flag_read_only) {
+                    int flag_read_only, int for_dlpack) {
   int ndim = tensor->ndim;
-  int for_dlpack = byte_strides != NULL;
-  if (waiting != NULL)
+  int64_t itemsize = (tensor->dtype.bits + 7) / 8, low, high;
+  if (tb_atomic_load(&settle_is_scheduled))
     settle_waiting(NULL);
   Entry *entry = PyMem_RawMalloc(sizeof(Entry) + (for_dlpack ? 2 * (size_t)ndim * sizeof(int64_t) : 0));
   if (entry == NULL) {
@@ -87,18 +97,16 @@ Entry *tb_entry_new(const DLTensor *tensor, const int64_t *byte_strides, const L
   entry->keep = entry->owner = NULL;
   entry->legacy = NULL;
   entry->versioned = NULL;
-  entry->low = tensor->data;
-  entry->nbytes = 0;
+  tb_extent(ndim, tensor->shape, byte_strides, itemsize, &low, &high);
+  entry->low = (char *)tensor->data + low;
+  entry->nbytes = (size_t)(high - low);
   entry->device = tensor->device;
-  entry->references = 1;
+  entry->references = for_dlpack ? 2 : 1;
   entry->alive = 0;
   entry->listed = 0;
-  entry->read_only = 0;
+  entry->read_only = entry->owner_is_kept = 0;
   if (for_dlpack) {
-    int64_t itemsize = (tensor->dtype.bits + 7) / 8, low, high, compact = 1;
-    tb_extent(ndim, tensor->shape, byte_strides, itemsize, &low, &high);
-    entry->low = (char *)tensor->data + low;
-    entry->nbytes = (size_t)(high - low);
+    int64_t compact = 1;
     int64_t *shape = entry->dims, *strides = entry->dims + ndim;
     for (int i = ndim - 1; i >= 0; i--) {
       shape[i] = tensor->shape[i];
@@ -128,7 +136,8 @@ Entry *tb_entry_new(const DLTensor *tensor, const int64_t *byte_strides, const L
     entry->writable = terms->writable;
     entry->immutable = terms->immutable;
     entry->read_only = terms->read_only;
-    if (terms->owner != NULL) {
+    entry->owner_is_kept = terms->owner_is_kept;
+    if (terms->owner != NULL && !terms->owner_is_kept) {
       /* Weak, so that no reference cycle can run through an alias. A weak reference also makes
        * ndarray.resize(refcheck=False) refuse, as it must while someone borrows. */
       entry->owner = PyWeakref_NewRef(terms->owner, NULL);
@@ -183,35 +192,31 @@ void tb_entry_end(Entry *entry) {
     entry->legacy->deleter(entry->legacy);
   if (entry->versioned != NULL && entry->versioned->deleter != NULL)
     entry->versioned->deleter(entry->versioned);
-  if (PyGILState_Check()) {
+  int has_gil = PyGILState_Check();
+  if (has_gil || (PyGILState_GetThisThreadState() != NULL && !tb_finalizing())) {
+    /* A thread of Python's that has let go of the GIL for a moment may take it: it will anyway. */
+    PyGILState_STATE state = PyGILState_UNLOCKED;
+    if (!has_gil)
+      state = PyGILState_Ensure();
     settle(entry);
+    if (!has_gil)
+      PyGILState_Release(state);
     tb_entry_release(entry);
     return;
   }
+  /* A thread of a framework's must not wait for the GIL: whoever holds it may wait for the thread. */
   acquire();
   entry->next = waiting;
   waiting = entry;
   int schedule = !settle_is_scheduled && !tb_finalizing();
   settle_is_scheduled |= schedule;
   release();
-  if (schedule && Py_AddPendingCall(settle_waiting, NULL) != 0) {
-    acquire(); /* the queue is full: the next loan settles */
-    settle_is_scheduled = 0;
-    release();
-  }
-}
-
-void tb_entry_reference(Entry *entry) {
-  acquire();
-  entry->references++;
-  release();
+  if (schedule)
+    (void)Py_AddPendingCall(settle_waiting, NULL); /* if its queue is full, the next loan settles */
 }
 
 void tb_entry_release(Entry *entry) {
-  acquire();
-  int last = --entry->references == 0;
-  release();
-  if (last)
+  if (tb_atomic_add(&entry->references, -1) == 0)
     PyMem_RawFree(entry);
 }
 
@@ -230,6 +235,8 @@ static int overlaps(const Entry *entry, uintptr_t low, size_t nbytes, DLDevice d
 
 int tb_is_read_only(const void *low, size_t nbytes, DLDevice device, int target) {
   int found = 0;
+  if (read_only.next_read_only == &read_only)
+    return 0; /* nearly always; what this thread lent is in the list already */
   acquire();
   for (Entry *entry = read_only.next_read_only; entry != &read_only && !found; entry = entry->next_read_only)
     found = (target < 0 || entry->target == target) && overlaps(entry, (uintptr_t)low, nbytes, device);
@@ -265,9 +272,12 @@ static PyObject *lease_target(PyObject *self, void *unused) {
 
 static PyObject *lease_owner(PyObject *self, void *unused) {
   (void)unused;
-  PyObject *owner = ((Lease *)self)->entry->owner;
+  const Entry *entry = ((Lease *)self)->entry;
+  PyObject *owner = entry->owner_is_kept ? entry->keep : entry->owner;
   if (owner == NULL)
     Py_RETURN_NONE;
+  if (entry->owner_is_kept)
+    return Py_NewRef(owner);
 #if PY_VERSION_HEX >= 0x030D0000
   PyObject *object;
   if (PyWeakref_GetRef(owner, &object) < 0)
@@ -341,7 +351,7 @@ static PyObject *ledger_leases(PyObject *module, PyObject *args) {
   if (!PyArg_ParseTuple(args, "|KKii:leases", &low, &nbytes, &device.device_type, &device.device_id))
     return NULL;
   int all = PyTuple_GET_SIZE(args) == 0;
-  if (waiting != NULL)
+  if (tb_atomic_load(&settle_is_scheduled))
     settle_waiting(NULL);
   Entry **found = NULL;
   size_t count = 0, room = 0;
@@ -360,7 +370,7 @@ static PyObject *ledger_leases(PyObject *module, PyObject *args) {
       found = larger;
       room = more;
     }
-    entry->references++;
+    tb_atomic_add(&entry->references, 1);
     found[count++] = entry;
   }
   release();
@@ -379,16 +389,30 @@ static PyObject *ledger_leases(PyObject *module, PyObject *args) {
   return list;
 }
 
+/* framework(name): the number under which the core knows a framework. */
+static PyObject *core_framework(PyObject *module, PyObject *name) {
+  (void)module;
+  if (!PyUnicode_Check(name))
+    return PyErr_Format(PyExc_TypeError, "a framework's name is a str, not %R", Py_TYPE(name));
+  Py_ssize_t count = PyList_GET_SIZE(tb_framework_names);
+  for (Py_ssize_t i = 0; i < count; i++)
+    if (PyUnicode_Compare(PyList_GET_ITEM(tb_framework_names, i), name) == 0)
+      return PyLong_FromSsize_t(i);
+  if (count == TB_MAX_FRAMEWORKS)
+    return PyErr_Format(PyExc_ValueError, "there are %d frameworks already", TB_MAX_FRAMEWORKS);
+  return PyList_Append(tb_framework_names, name) < 0 ? NULL : PyLong_FromSsize_t(count);
+}
+
 static PyMethodDef ledger_methods[] = {
+    {"framework", core_framework, METH_O, "framework(name): its number in the core"},
     {"leases", ledger_leases, METH_VARARGS,
      "leases() or leases(low, nbytes, device_type, device_id): the live ones, oldest first"},
     {NULL, NULL, 0, NULL},
 };
 
 int tb_ledger_init(PyObject *module) {
-  lock = PyThread_allocate_lock();
   tb_framework_names = PyList_New(0);
-  if (lock == NULL || tb_framework_names == NULL)
+  if (tb_framework_names == NULL)
     return -1;
 #ifndef _WIN32
   /* a child that is forked while another thread holds the lock would never get it */

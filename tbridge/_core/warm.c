@@ -71,9 +71,10 @@ static uint32_t memory_facts(const DLTensor *t, const int64_t *byte_strides, int
   uint32_t facts = 0;
   int ndim = t->ndim, compact = 1, steps = 0;
   int64_t expected = itemsize, elements = 1, axes[TB_MAX_DIMS];
-  int64_t item_alignment = t->dtype.code == DL_COMPLEX ? itemsize / 2 : itemsize;
+  /* items are 1, 2, 4, 8 or 16 bytes, so a mask tells the remainder, of negative strides too */
+  int64_t item_mask = itemsize - 1, alignment_mask = (t->dtype.code == DL_COMPLEX ? itemsize / 2 : itemsize) - 1;
   uintptr_t address = (uintptr_t)t->data;
-  int misaligned = item_alignment > 1 && address % (uintptr_t)item_alignment != 0;
+  int misaligned = (address & (uintptr_t)alignment_mask) != 0;
   for (int i = ndim - 1; i >= 0; i--)
     elements *= t->shape[i];
   facts |= elements == 0 ? EMPTY : elements == 1 ? ONE : 0;
@@ -85,9 +86,9 @@ static uint32_t memory_facts(const DLTensor *t, const int64_t *byte_strides, int
     expected *= length;
     if (stride < 0)
       facts |= NEGATIVE;
-    if (stride % itemsize != 0)
+    if (stride & item_mask)
       facts |= ODD;
-    misaligned |= item_alignment > 1 && stride % item_alignment != 0;
+    misaligned |= (stride & alignment_mask) != 0;
     /* keep the axes sorted by the size of their step */
     int at = steps++;
     int64_t size = stride < 0 ? -stride : stride;
@@ -123,6 +124,7 @@ typedef struct {
   int dtype;          /* its number */
   PyObject *keep;     /* new reference: what keeps the memory alive */
   PyObject *capsule;  /* new reference: an export not yet taken over */
+  PyObject *locked;   /* new reference: an array over the memory, made to lock its storage */
   PyObject *owner;    /* borrowed */
   int64_t own_strides[TB_MAX_DIMS];
 } Probe;
@@ -130,6 +132,7 @@ typedef struct {
 static void probe_clear(Probe *probe) {
   Py_CLEAR(probe->keep);
   Py_CLEAR(probe->capsule);
+  Py_CLEAR(probe->locked);
 }
 
 /* Read an attribute, or call a method without arguments, through its descriptor. */
@@ -192,16 +195,38 @@ static int probe_array(PyArrayObject *array, Probe *out, uint32_t *facts) {
                            .shape = (int64_t *)PyArray_DIMS(array)};
   out->byte_strides = (const int64_t *)PyArray_STRIDES(array);
   *facts = (PyArray_ISWRITEABLE(array) ? WRITABLE : 0) | (PyArray_ISNOTSWAPPED(array) ? 0 : SWAPPED);
-  /* the array that the memory belongs to: a view's base may be a view again */
-  PyArrayObject *owner = array;
-  while (PyArray_BASE(owner) != NULL && PyArray_Check(PyArray_BASE(owner)))
-    owner = (PyArrayObject *)PyArray_BASE(owner);
-  out->owner = (PyObject *)owner;
-  out->keep = Py_NewRef((PyObject *)owner);
+  return 1;
+}
+
+/* The array that the memory belongs to: a view's base may be a view again. */
+static PyObject *array_owner(PyArrayObject *array) {
+  while (PyArray_BASE(array) != NULL && PyArray_Check(PyArray_BASE(array)))
+    array = (PyArrayObject *)PyArray_BASE(array);
+  return (PyObject *)array;
+}
+
+/* A storage that may still be resized: `lock` gives an array over it, having made the checks that the
+ * looks would make, and from then on the storage stands still. The array is all that need be read. */
+static int probe_locked(const Source *source, PyObject *object, Probe *out) {
+  uint32_t facts;
+  out->locked = look(source->lock, object);
+  if (out->locked == NULL || !PyArray_CheckExact(out->locked) ||
+      !probe_array((PyArrayObject *)out->locked, out, &facts))
+    return 0;
+  out->owner = object;
   return 1;
 }
 
 static int probe_exchange(const Source *source, PyObject *object, int same, Probe *out) {
+  if (!same && source->storage != NULL) {
+    out->keep = look(source->storage, object);
+    PyObject *resizable = out->keep == NULL ? NULL : look(source->resizable, out->keep);
+    if (resizable == NULL)
+      return 0;
+    Py_DECREF(resizable);
+    if (resizable == Py_True)
+      return probe_locked(source, object, out);
+  }
   if (!same && !all_false(source->looks, object))
     return 0;
   if (source->api->export_borrowed(object, &out->tensor) < 0)
@@ -219,23 +244,8 @@ static int probe_exchange(const Source *source, PyObject *object, int same, Prob
     return 1;
   if (t->dtype.code == DL_COMPLEX && !all_false(source->complex_looks, object))
     return 0;
-  if (source->storage == NULL) {
+  if (source->storage == NULL)
     out->keep = Py_NewRef(object);
-    return 1;
-  }
-  out->keep = look(source->storage, object);
-  if (out->keep == NULL)
-    return 0;
-  PyObject *resizable = look(source->resizable, out->keep);
-  if (resizable == NULL)
-    return 0;
-  Py_DECREF(resizable);
-  if (resizable == Py_True) {
-    PyObject *locked = look(source->lock, object);
-    if (locked == NULL)
-      return 0;
-    Py_DECREF(locked);
-  }
   return 1;
 }
 
@@ -281,9 +291,13 @@ static int probe(int index, int target, PyObject *object, Probe *out) {
   const Source *source = &sources[index];
   int same = source->framework == target, ok;
   uint32_t facts = WRITABLE;
-  out->keep = out->capsule = out->owner = NULL;
+  out->keep = out->capsule = out->locked = out->owner = NULL;
   switch (source->kind) {
-  case BY_ARRAY: ok = probe_array((PyArrayObject *)object, out, &facts); break;
+  case BY_ARRAY:
+    ok = probe_array((PyArrayObject *)object, out, &facts);
+    out->owner = array_owner((PyArrayObject *)object);
+    out->keep = Py_NewRef(out->owner);
+    break;
   case BY_EXCHANGE: ok = probe_exchange(source, object, same, out); break;
   default: ok = probe_capsule(source, object, same, out);
   }
@@ -346,6 +360,7 @@ static PyObject *import_capsule(const Target *target, Entry *entry) {
     if (arguments[1] == NULL) {
       tb_entry_begin(entry);
       tb_entry_end(entry);
+      tb_entry_release(entry);
       return NULL;
     }
     count = 2;
@@ -381,13 +396,16 @@ static PyObject *serve(PyObject *object, int target_number) {
     return Py_NewRef(object);
   }
   LeaseTerms terms = {sources[index].framework, (uint8_t)target_number, plan->writable, plan->immutable,
-                      plan->read_only, p.owner};
+                      plan->read_only, 0, p.owner};
+  /* an array that owns its data could be resized; another cannot, so it needs no weak reference */
+  terms.owner_is_kept = p.keep == p.owner && PyArray_Check(p.owner) &&
+                        !PyArray_CHKFLAGS((PyArrayObject *)p.owner, NPY_ARRAY_OWNDATA);
   int as_array = target->kind == BY_ARRAY;
   if (as_array && descrs[p.dtype] == NULL) {
     probe_clear(&p);
     return NULL;
   }
-  Entry *entry = tb_entry_new(&p.tensor, as_array ? NULL : p.byte_strides, &terms, 0);
+  Entry *entry = tb_entry_new(&p.tensor, p.byte_strides, &terms, 0, !as_array);
   if (entry == NULL) {
     probe_clear(&p);
     return NULL;
@@ -398,17 +416,17 @@ static PyObject *serve(PyObject *object, int target_number) {
     Py_CLEAR(p.capsule);
   }
   entry->keep = p.keep;
-  if (target->kind == BY_EXCHANGE)
-    return tb_exchange_import(target->api, entry);
-  if (target->kind == BY_CAPSULE)
-    return import_capsule(target, entry);
-  int64_t low, high;
-  tb_extent(p.tensor.ndim, p.tensor.shape, p.byte_strides, p.tensor.dtype.bits / 8, &low, &high);
-  entry->low = (char *)p.tensor.data + low;
-  entry->nbytes = (size_t)(high - low);
+  if (!as_array) {
+    Py_XDECREF(p.locked);
+    return target->kind == BY_EXCHANGE ? tb_exchange_import(target->api, entry) : import_capsule(target, entry);
+  }
+  if (p.locked != NULL && plan->result_writable)
+    return tb_entry_array_over(entry, p.locked);
   Py_INCREF(descrs[p.dtype]);
-  return tb_entry_array(entry, descrs[p.dtype], p.tensor.ndim, p.tensor.shape, p.byte_strides, p.tensor.data,
-                        plan->result_writable);
+  PyObject *array = tb_entry_array(entry, descrs[p.dtype], p.tensor.ndim, p.tensor.shape, p.byte_strides,
+                                   p.tensor.data, plan->result_writable);
+  Py_XDECREF(p.locked); /* the shape was read from it */
+  return array;
 }
 
 /* ---- the callable ------------------------------------------------------------------------ */

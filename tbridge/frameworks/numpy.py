@@ -16,6 +16,8 @@ __all__ = ["NumPy", "aligned_array", "dtype_of"]
 
 _PLAIN = {name: np.dtype(name) for name in DTYPES if not name.startswith(("bfloat", "float8"))}
 
+_NAMES = {dtype.str[1:]: name for name, dtype in _PLAIN.items()}  # dtype.name is slow to compute
+
 # what a dtype that is no number needs first, by NumPy's kind character
 _REMEDIES = {
     "O": "make it numeric first, as in x.astype('float32')",
@@ -88,13 +90,16 @@ class NumPy(Framework):
                 type=type(obj),
             )
         array = np.asarray(obj)
-        if array.dtype.kind in _REMEDIES and array.dtype.name not in DTYPES:
+        kind = array.dtype.kind
+        if kind in _REMEDIES and array.dtype.name not in DTYPES:
             raise UnsupportedDTypeError(
                 f"this NumPy array has dtype {array.dtype}, which tbridge does not carry; "
-                f"{_REMEDIES[array.dtype.kind]}",
+                f"{_REMEDIES[kind]}",
                 dtype=str(array.dtype),
             )
-        name = require_dtype(array.dtype, "NumPy", "choose another with x.astype('float64')")
+        name = _NAMES.get(array.dtype.str[1:]) or require_dtype(
+            array.dtype, "NumPy", "choose another with x.astype('float64')"
+        )
         kept = obj if isinstance(obj, np.ndarray) else array
         handle = _core.from_array(kept, DTYPES[name].code, DTYPES[name].bits)
         return TensorSpec.of_handle(

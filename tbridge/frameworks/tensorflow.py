@@ -96,7 +96,7 @@ class TensorFlow(Framework):
             )
         require_dtype(obj.dtype, "TensorFlow", "choose another with tf.cast(x, 'float32')")
         if name in _NOT_IN_DLPACK:
-            handle = _core.from_array(obj._numpy(), DTYPES[name].code, DTYPES[name].bits)
+            handle = _core.from_array(_array_over(obj), DTYPES[name].code, DTYPES[name].bits)
         else:
             handle = _core.read(tf.experimental.dlpack.to_dlpack(obj), True)
         return TensorSpec.of_handle(
@@ -181,6 +181,12 @@ class TensorFlow(Framework):
             tags,
         )
         _core.target_door(number, _core.BY_CAPSULE, None, take, state, path, True)
+
+
+def _array_over(obj: Any) -> Any:
+    """Return an array over the tensor's memory; of a 0-d tensor, TensorFlow gives a scalar only."""
+    shape = tuple(obj.shape)
+    return (obj if shape else _tf().reshape(obj, (1,)))._numpy().reshape(shape)
 
 
 def _is_variable(obj: Any) -> bool:

@@ -1,0 +1,22 @@
+"""Import both frameworks once, whatever their import warns about, and set up hypothesis."""
+
+import os
+import warnings
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+from hypothesis import HealthCheck, settings
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    import keras  # noqa: F401
+    import tensorflow  # noqa: F401
+    import torch  # noqa: F401
+
+settings.register_profile(
+    "tbridge",
+    deadline=None,
+    derandomize=bool(os.environ.get("CI")),
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("tbridge")
