@@ -18,6 +18,7 @@ from tbridge.errors import UnsupportedDTypeError
 __all__ = [
     "Accepts",
     "Framework",
+    "Handles",
     "Lease",
     "Loan",
     "Plan",
@@ -25,6 +26,7 @@ __all__ = [
     "Settings",
     "Step",
     "TensorSpec",
+    "require_dtype",
 ]
 
 StepKind = Literal[
@@ -423,6 +425,36 @@ class Framework:
 
     def __repr__(self) -> str:
         return f"<Framework {self.name}>"
+
+
+class Handles:
+    """How a framework's file makes a handle: from a DLPack capsule, or from an address."""
+
+    @staticmethod
+    def read(capsule: object) -> _core.Handle:
+        """Return a handle on what a DLPack capsule holds, and take the capsule over.
+
+        Raises:
+            ValueError: the capsule was used, or does not tell the truth.
+        """
+        return _core.read(capsule, True)
+
+    @staticmethod
+    def view(
+        ptr: int,
+        shape: tuple[int, ...],
+        byte_strides: tuple[int, ...],
+        dtype: str,
+        *,
+        device: Device = CPU,
+        read_only: bool = False,
+        keep: object,
+    ) -> _core.Handle:
+        """Return a handle on memory at an address; `keep` is held, and keeps it alive."""
+        known = DTYPES[dtype]
+        return _core.view(
+            ptr, shape, byte_strides, known.code, known.bits, *device.dlpack, read_only, keep
+        )
 
 
 def require_dtype(dtype: object, framework: str, remedy: str) -> str:

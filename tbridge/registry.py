@@ -9,7 +9,6 @@ import difflib
 import importlib
 import sys
 import types
-from importlib import metadata
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -61,6 +60,8 @@ def _load_plugins() -> bool:
     if _plugins_are_loaded:
         return False
     _plugins_are_loaded = True
+    from importlib import metadata  # here: it takes longer to import than all of tbridge
+
     for entry_point in metadata.entry_points(group=ENTRY_POINTS):
         offered = entry_point.load()
         register(offered() if isinstance(offered, type) else offered)
@@ -73,7 +74,9 @@ def number_of(framework: Framework) -> int:
 
 
 def version_of(framework: Framework) -> str | None:
-    """Return the installed version, or None. Imports nothing."""
+    """Return the installed version, or None. Imports no framework."""
+    from importlib import metadata
+
     for distribution in (framework.module, framework.name, f"{framework.module}-cpu"):
         try:
             return metadata.version(distribution)
@@ -170,9 +173,11 @@ def target_of(to: object) -> Framework:
 
 
 def _by_name(name: str) -> Framework:
-    for framework in (*_frameworks, _anything):
+    for framework in _frameworks:
         if name in (framework.name, *framework.aliases, framework.module):
             return framework
+    if name == _anything.name:
+        return _anything
     if _load_plugins():
         return _by_name(name)
     known = {n: f.name for f in _frameworks for n in (f.name, *f.aliases)}

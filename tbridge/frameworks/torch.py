@@ -141,9 +141,10 @@ class Torch(Framework):
         torch marks a storage as not resizable when `Tensor.numpy()` shares it, and only then.
         """
         torch = _torch()
-        storage = obj.untyped_storage()
-        if storage.resizable():
-            torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage).numpy()
+        with torch._C.DisableTorchFunctionSubclass():
+            storage = obj.untyped_storage()
+            if storage.resizable():
+                torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage).numpy()
         return super().export(obj, spec)
 
     def adopt(self, loan: Loan) -> Any:
