@@ -5,6 +5,8 @@ import warnings
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
+collect_ignore = ["plugin"]  # a package of its own
+
 from hypothesis import HealthCheck, settings
 
 with warnings.catch_warnings():

@@ -64,7 +64,7 @@ def test_a_bug_in_a_frameworks_predicate_is_not_taken_for_an_unknown_type():
 
 def test_import_adds_less_than_60_ms_to_numpy():
     code = (
-        "import numpy, time; start = time.perf_counter(); import tbridge; "
-        "print((time.perf_counter() - start) * 1e3)"
+        "import numpy, time; start = time.process_time(); import tbridge; "
+        "print((time.process_time() - start) * 1e3)"
     )
     assert min(float(run(code)) for _ in range(5)) < 60

@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 
@@ -56,8 +57,10 @@ def test_a_registered_framework_converts_to_and_from_all_others(shelf):
 
 
 def test_an_installed_plugin_is_found_by_its_entry_point(tmp_path):
+    source, site = tmp_path / "source", tmp_path / "site"
+    shutil.copytree(PLUGIN, source)  # a build leaves its traces in the source folder
     subprocess.run(
-        [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", tmp_path, PLUGIN],
+        [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", site, source],
         check=True,
         capture_output=True,
     )
@@ -69,5 +72,5 @@ def test_an_installed_plugin_is_found_by_its_entry_point(tmp_path):
         "item = shelf.put(bytes(12), (3,), 'float32')\n"
         "assert tbridge.to_numpy(item).tolist() == [0, 0, 0]"
     )
-    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")])
     subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": path})

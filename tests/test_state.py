@@ -326,3 +326,13 @@ def test_inference_mode_converts():
         x = torch.ones(3)
         assert tbridge.to_numpy(x).tolist() == [1, 1, 1]
     assert tbridge.to_numpy(x).tolist() == [1, 1, 1]
+
+
+def test_complex_numbers_lie_where_torchs_vector_code_can_load_them():
+    raw = tbridge.empty((16 * 9 + 8,), "uint8")
+    raw[:] = 0
+    for start, shared in ((0, True), (8, False)):
+        x = raw[start : start + 16 * 9].view("complex128")
+        assert tbridge.explain(x, to="torch").zero_copy is shared
+        y = tbridge.to_torch(x)
+        assert torch.empty(9, dtype=y.dtype).copy_(y).sum() == 0

@@ -72,9 +72,9 @@ static uint32_t memory_facts(const DLTensor *t, const int64_t *byte_strides, int
   int ndim = t->ndim, compact = 1, steps = 0;
   int64_t expected = itemsize, elements = 1, axes[TB_MAX_DIMS];
   /* items are 1, 2, 4, 8 or 16 bytes, so a mask tells the remainder, of negative strides too */
-  int64_t item_mask = itemsize - 1, alignment_mask = (t->dtype.code == DL_COMPLEX ? itemsize / 2 : itemsize) - 1;
+  int64_t item_mask = itemsize - 1;
   uintptr_t address = (uintptr_t)t->data;
-  int misaligned = (address & (uintptr_t)alignment_mask) != 0;
+  int misaligned = (address & (uintptr_t)item_mask) != 0;
   for (int i = ndim - 1; i >= 0; i--)
     elements *= t->shape[i];
   facts |= elements == 0 ? EMPTY : elements == 1 ? ONE : 0;
@@ -86,9 +86,10 @@ static uint32_t memory_facts(const DLTensor *t, const int64_t *byte_strides, int
     expected *= length;
     if (stride < 0)
       facts |= NEGATIVE;
-    if (stride & item_mask)
+    if (stride & item_mask) {
       facts |= ODD;
-    misaligned |= (stride & alignment_mask) != 0;
+      misaligned = 1;
+    }
     /* keep the axes sorted by the size of their step */
     int at = steps++;
     int64_t size = stride < 0 ? -stride : stride;
