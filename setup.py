@@ -25,7 +25,13 @@ class BuildCore(build_ext):
             ext.extra_compile_args = ["/std:c11", "/O2", "/W3"]
             strict = ["/WX"]
         else:
-            ext.extra_compile_args = ["-std=gnu11", "-O3", "-fvisibility=hidden", "-Wall", "-Wextra"]
+            ext.extra_compile_args = [
+                "-std=gnu11",
+                "-O3",
+                "-fvisibility=hidden",
+                "-Wall",
+                "-Wextra",
+            ]
             strict = ["-Werror"]
         if os.environ.get("TBRIDGE_STRICT") == "1":  # warnings are errors where we build
             ext.extra_compile_args += strict

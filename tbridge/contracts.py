@@ -29,17 +29,15 @@ __all__ = [
     "require_dtype",
 ]
 
-StepKind = Literal[
-    "resolve", "cast", "compact", "align", "normalise", "transfer", "alias", "copy"
-]
+StepKind = Literal["resolve", "cast", "compact", "align", "normalise", "transfer", "alias", "copy"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorSpec:
     """What a tensor is, in no framework's words. `inspect` returns one.
 
-    `shape` in elements; `byte_strides`, `itemsize` and `nbytes` in bytes; `ptr` is the address of the
-    first element.
+    `shape` in elements; `byte_strides`, `itemsize` and `nbytes` in bytes; `ptr` is the address of
+    the first element.
     """
 
     framework: str
@@ -171,7 +169,7 @@ class Request:
 class Accepts:
     """What a framework takes of a tensor such as the one described: its declared abilities.
 
-    A field is named for what is allowed, so the defaults are those of the least demanding framework.
+    A field says what is allowed, so the defaults are those of the least demanding framework.
     """
 
     dtypes: frozenset[str]  # that the framework has
@@ -202,9 +200,9 @@ class Step:
 class Plan:
     """How a conversion is done, step by step. `explain` returns it, `convert` runs it.
 
-    `zero_copy`: the result uses the source's memory. Then `writable`, `immutable` and `read_only` are
-    what the lease will say: the borrower may write, the owner is immutable by convention, the memory
-    was declared read-only. `read_only_result`: the result itself refuses to be written.
+    `zero_copy`: the result uses the source's memory. Then `writable`, `immutable` and `read_only`
+    are what the lease will say: the borrower may write, the owner is immutable by convention, the
+    memory was declared read-only. `read_only_result`: the result itself refuses to be written.
     """
 
     source: str
@@ -235,9 +233,7 @@ class Plan:
 
     def __str__(self) -> str:
         size = f"{self.bytes_moved:,} bytes written" if self.bytes_moved else "no bytes written"
-        verdict = (
-            "the same object" if self.identity else "shared" if self.zero_copy else "copied"
-        )
+        verdict = "the same object" if self.identity else "shared" if self.zero_copy else "copied"
         head = f"{self.source} -> {self.target}  {self.dtype} {self.shape}: {verdict}, {size}"
         width = max((len(step.kind) for step in self.steps), default=0)
         rows = [f"  {step.kind:<{width}}  {step.reason}" for step in self.steps]

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 from tbridge import _core, devices, execute, ledger, options, planner, registry
 from tbridge.contracts import Accepts, Framework, Lease, Plan, Request, TensorSpec
 from tbridge.dtypes import DTYPES, name_of
-from tbridge.errors import OptionError, UnsupportedDTypeError
+from tbridge.errors import DeviceError, OptionError, UnsupportedDTypeError
 from tbridge.frameworks.numpy import aligned_array
 
 if TYPE_CHECKING:
-    import numpy as np
     import numpy.typing as npt
     import tensorflow as tf
     import torch
@@ -215,7 +214,9 @@ def _look(
     request = _request(dtype, device, copy, writable, detach, out)
     spec = source.describe(x)
     if stream is not None and spec.device.is_host:
-        raise OptionError("stream= is for device memory, and this tensor is in host memory", option="stream")
+        raise OptionError(
+            "stream= is for device memory, and this tensor is in host memory", option="stream"
+        )
     accepts = target.accepts(spec)
     if spec.dtype == "bool" and not accepts.dirty_bools and spec.device.is_host and spec.handle:
         # the one fact that costs a look at the data, so only where the target would misread it
@@ -223,9 +224,7 @@ def _look(
     return source, target, spec, request, accepts
 
 
-def _request(
-    dtype: Any, device: Any, copy: Any, writable: Any, detach: Any, out: Any
-) -> Request:
+def _request(dtype: Any, device: Any, copy: Any, writable: Any, detach: Any, out: Any) -> Request:
     for option, value in (("copy", copy), ("writable", writable)):
         if not (value is None or isinstance(value, bool)):
             raise OptionError(f"{option}={value!r} is not True, False or None", option=option)
@@ -250,14 +249,15 @@ def _request(
 
 
 @_warm("numpy")
-def to_numpy(x: Any, **options: Any) -> np.ndarray[Any, Any]:
+def to_numpy(x: Any, **options: Any) -> npt.NDArray[Any]:
     """Return `convert(x, to="numpy", **options)`.
 
     >>> import torch, tbridge
     >>> tbridge.to_numpy(torch.arange(3))
     array([0, 1, 2])
     """
-    return convert(x, "numpy", **options)
+    result: npt.NDArray[Any] = convert(x, "numpy", **options)
+    return result
 
 
 @_warm("torch")
@@ -294,7 +294,7 @@ def inspect(x: Any) -> TensorSpec:
 
 
 def owner(x: Any) -> Any:
-    """Return the first owner of `x`'s memory along the chain of leases; `x` itself if there is none.
+    """Return the first owner of `x`'s memory along the chain of leases; without one, `x` itself.
 
     None when the owner is gone and only its memory is left, kept alive by the borrowers.
 
@@ -366,13 +366,15 @@ def empty(
         raise OptionError("dtype=None says nothing; name one", option="dtype")
     place = devices.parse(device or "cpu")
     if place != devices.CPU:
-        raise devices.DeviceError(f"device={device!r}: tbridge allocates host memory alone")
-    blank = TensorSpec(framework=target.name, shape=lengths, dtype=name, byte_strides=(0,) * len(lengths))
+        raise DeviceError(f"device={device!r}: tbridge allocates host memory alone")
+    blank = TensorSpec(
+        framework=target.name, shape=lengths, dtype=name, byte_strides=(0,) * len(lengths)
+    )
     accepts = target.accepts(blank)
     if accepts.immutable:
         raise OptionError(
-            f"{target.name} tensors cannot be filled once they are made; make a NumPy array, fill it, "
-            "and convert it: it will be shared",
+            f"{target.name} tensors cannot be filled once they are made; make a NumPy array, "
+            "fill it, and convert it: it will be shared",
             option="framework",
         )
     if name not in accepts.dtypes:

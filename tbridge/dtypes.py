@@ -85,8 +85,8 @@ def from_dlpack(code: int, bits: int) -> str | None:
 def name_of(dtype: object) -> str:
     """Return the neutral name of anybody's dtype; the result need not be one that tbridge carries.
 
-    Takes a name or a NumPy code such as `"f4"`, a NumPy, torch, TensorFlow or JAX dtype, or a scalar
-    type such as `np.float32`.
+    Takes a name or a NumPy code such as `"f4"`, a NumPy, torch, TensorFlow or JAX dtype, or a
+    scalar type such as `np.float32`.
 
     >>> import numpy as np
     >>> name_of("f4"), name_of(np.dtype(">f4")), name_of(np.uint8)
@@ -103,7 +103,7 @@ def name_of(dtype: object) -> str:
 
 
 def nearest(name: str, available: frozenset[str]) -> str | None:
-    """Return the available dtype that comes closest to `name`: same kind, least loss, then least size.
+    """Return the available dtype closest to `name`: same kind, least loss, then least size.
 
     >>> nearest("uint16", frozenset({"int16", "int32", "int64", "float32"}))
     'int32'
@@ -111,16 +111,25 @@ def nearest(name: str, available: frozenset[str]) -> str | None:
     'float16'
     """
     wanted = DTYPES.get(name)
-    kind = wanted.kind if wanted else next((k for k in ("complex", "float", "int") if k in name), "")
+    kind = (
+        wanted.kind if wanted else next((k for k in ("complex", "float", "int") if k in name), "")
+    )
     size = wanted.itemsize if wanted else 16
     # an unsigned number fits a wider signed one, a bool any integer
     kinds = {"uint": ("uint", "int"), "bool": ("uint", "int")}.get(kind, (kind,))
 
-    def loss(candidate: str) -> tuple[bool, int, int, str]:
+    order = list(DTYPES)
+
+    def loss(candidate: str) -> tuple[bool, int, int, int]:
         other = DTYPES[candidate]
         needs = 2 * size if kind == "uint" and other.kind == "int" else size
         small_float = wanted is not None and other.itemsize == size and kind == "float"
-        return (other.itemsize < needs or small_float, abs(other.itemsize - needs), kinds.index(other.kind), candidate)
+        return (
+            other.itemsize < needs or small_float,
+            abs(other.itemsize - needs),
+            kinds.index(other.kind),
+            order.index(candidate),
+        )
 
     fitting = [c for c in available if c in DTYPES and DTYPES[c].kind in kinds and c != name]
     return min(fitting, key=loss, default=None)

@@ -73,7 +73,7 @@ class RaggedError(TBridgeError, ValueError):
 
 
 class CopyRequiredError(TBridgeError, ValueError):
-    """Sharing was asked for, and is not safe. `.reasons` says why, `.plan` is what would be done."""
+    """Sharing was asked for, and is not safe. `.reasons` says why, `.plan` what would be done."""
 
     def __init__(self, message: str, *, reasons: tuple[str, ...], plan: object = None) -> None:
         super().__init__(message)
@@ -81,7 +81,7 @@ class CopyRequiredError(TBridgeError, ValueError):
 
 
 class OptionError(TBridgeError, ValueError):
-    """An option that has no such value, or that cannot be kept for this tensor. `.option` names it."""
+    """An option without such a value, or that this tensor does not allow; `.option` names it."""
 
     def __init__(self, message: str, *, option: str) -> None:
         super().__init__(message)

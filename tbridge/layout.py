@@ -92,9 +92,7 @@ def may_overlap(shape: Sequence[int], byte_strides: Sequence[int], itemsize: int
     return False
 
 
-def is_aligned(
-    ptr: int, shape: Sequence[int], byte_strides: Sequence[int], alignment: int
-) -> bool:
+def is_aligned(ptr: int, shape: Sequence[int], byte_strides: Sequence[int], alignment: int) -> bool:
     """Say whether the address of every element is a multiple of `alignment` bytes.
 
     >>> is_aligned(64, (3,), (8,), 8), is_aligned(65, (3,), (8,), 8), is_aligned(64, (3,), (9,), 8)

@@ -26,17 +26,17 @@ def current() -> Settings:
     return _variable.get() or _process_default
 
 
-class options:  # noqa: N801 - reads as a function
-    """Set what happens where sharing could surprise; a context manager, and `.set()` for the process.
+class options:
+    """Set what happens where sharing could surprise: in a `with` block, or `.set()` for all.
 
     Args:
-        immutable: memory of a framework whose tensors are immutable by convention (TensorFlow, JAX),
-            to a target that can write: `"share"` (the lease says so), `"copy"`, or `"error"`.
+        immutable: memory of a framework whose tensors are immutable by convention (TensorFlow,
+            JAX), to a target that can write: `"share"` (the lease says so), `"copy"`, `"error"`.
         mutable: memory that its owner may write, to a target whose tensors are immutable by
             convention: `"share"`, `"copy"`, or `"error"`.
         readonly: read-only memory, to a target that would hand out a writable tensor: `"copy"`,
             `"share"` (you promise not to write), or `"error"`.
-        gradients: a tensor that needs a gradient, to a target that has none: `"error"` or `"detach"`.
+        gradients: a tensor that needs a gradient, to a target that has none: `"error"`, `"detach"`.
 
     Settings hold for this thread or task, inside the `with` block. Raises `OptionError` for another
     name or value.

@@ -156,13 +156,16 @@ def _decide(facts: _Facts, request: Request, accepts: Accepts, target: str) -> _
         if facts.off_boundary:
             move(
                 "align",
-                f"it does not start on a multiple of {accepts.alignment} bytes, which {target} needs",
+                f"it does not start on a multiple of {accepts.alignment} bytes, "
+                f"which {target} needs",
                 "allocate it with tbridge.empty",
             )
         if facts.swapped and not accepts.swapped:
             move("normalise", f"its byte order is foreign, and {target} takes this machine's alone")
         if facts.dirty_bools and not accepts.dirty_bools:
-            move("normalise", f"it has bools that are neither 0 nor 1, which {target} would misread")
+            move(
+                "normalise", f"it has bools that are neither 0 nor 1, which {target} would misread"
+            )
 
     # 3. safety: what a borrower could do, and what was promised to the owner
     can_write = not accepts.immutable
@@ -206,8 +209,8 @@ def _decide(facts: _Facts, request: Request, accepts: Accepts, target: str) -> _
     if facts.requires_grad and (request.detach or not same or not shared):
         if not request.detach and settings.gradients != "detach":
             raise GradientError(
-                f"this {facts.framework} tensor needs a gradient, which the result in {target} would "
-                "not have; pass detach=True if you mean that"
+                f"this {facts.framework} tensor needs a gradient, which the result in {target} "
+                "would not have; pass detach=True if you mean that"
             )
         steps.insert(0, ("resolve", "detached from its gradient, as asked", False))
     if shared:
@@ -257,7 +260,7 @@ def _check_device(spec: TensorSpec, request: Request, accepts: Accepts, target: 
     if request.device is not None and request.device != spec.device:
         raise DeviceError(
             f"device={str(request.device)!r} was asked for, and the tensor is on {spec.device}; "
-            "tbridge does not move tensors between devices; move the result with the framework's own call"
+            "tbridge does not move tensors between devices; use the framework's own call"
         )
 
 

@@ -117,8 +117,8 @@ def _find_owner(obj: object) -> Framework:
     if _load_plugins():
         return _find_owner(obj)
     raise UnsupportedTypeError(
-        f"{_article(type(obj))} is no tensor of {', '.join(f.name for f in _frameworks)}, and it has "
-        f"no __dlpack__; {_remedy(obj)}",
+        f"{_article(type(obj))} is no tensor of {', '.join(f.name for f in _frameworks)}, and "
+        f"it has no __dlpack__; {_remedy(obj)}",
         type=type(obj),
     )
 
@@ -129,7 +129,11 @@ def _is_loading(module: str) -> bool:
 
 
 def _article(kind: type) -> str:
-    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    name = (
+        kind.__qualname__
+        if kind.__module__ == "builtins"
+        else f"{kind.__module__}.{kind.__qualname__}"
+    )
     return f"an object of type {name}"
 
 

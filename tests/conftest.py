@@ -3,11 +3,12 @@
 import os
 import warnings
 
+from hypothesis import HealthCheck, settings
+
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 collect_ignore = ["plugin"]  # a package of its own
 
-from hypothesis import HealthCheck, settings
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

@@ -1,4 +1,4 @@
-"""One row a framework: how to make a tensor from a NumPy array and how to read one, without tbridge."""
+"""One row a framework: how to make a tensor from a NumPy array, and read one, without tbridge."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ def _tf_address(tensor: Any) -> int:
 
 
 SMALL = {n for n in dir(ml_dtypes) if n.startswith(("bfloat16", "float8_"))}
-PLAIN = set(
-    "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 "
-    "float16 float32 float64 complex64 complex128".split()
-)
+PLAIN = {
+    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+    *("float16", "float32", "float64", "complex64", "complex128"),
+}
 
 
 @dataclass(frozen=True)

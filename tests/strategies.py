@@ -1,4 +1,4 @@
-"""Memory of every kind, drawn: shape x steps x axis order x dtype x byte order x offset x read-only."""
+"""Memory of every kind, drawn: shape, steps, axis order, dtype, byte order, offset, read-only."""
 
 from __future__ import annotations
 

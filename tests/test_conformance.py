@@ -1,4 +1,4 @@
-"""The same rules over every ordered pair of frameworks, and over every layout that each can have."""
+"""The same rules over every ordered pair of frameworks, and every layout that each can have."""
 
 from __future__ import annotations
 
@@ -117,7 +117,11 @@ def test_tensorflow_memory_arrives(target, data):
     values = np.ascontiguousarray(array_of(layout))
     if values.dtype == bool:
         values = values.view("u1") != 0
-    check(FRAMEWORKS["tensorflow"].make(values.reshape(layout.shape)), values.reshape(layout.shape), target)
+    check(
+        FRAMEWORKS["tensorflow"].make(values.reshape(layout.shape)),
+        values.reshape(layout.shape),
+        target,
+    )
 
 
 @pytest.mark.parametrize("target", TARGETS)

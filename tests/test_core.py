@@ -52,6 +52,9 @@ _new_capsule.restype = ctypes.py_object
 _new_capsule.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
 
 
+PRODUCERS = []  # a capsule points into its producer, and outlives it in some tests
+
+
 class Producer:
     """A capsule that says whatever it is told to say, and counts its releases."""
 
@@ -92,6 +95,7 @@ class Producer:
             self.managed.major, self.managed.flags = major, flags
         self.name = name or (b"dltensor_versioned" if versioned else b"dltensor")
         self.capsule = _new_capsule(ctypes.addressof(self.managed), self.name, None)
+        PRODUCERS.append(self)
 
     def _release(self, _):
         self.released += 1

@@ -45,7 +45,7 @@ def test_an_unknown_target_names_the_closest(given, closest):
 
 
 def test_an_unknown_target_lists_them_all():
-    with pytest.raises(errors.UnknownFrameworkError, match="numpy.*tf.*torch"):
+    with pytest.raises(errors.UnknownFrameworkError, match=r"numpy.*tf.*torch"):
         tbridge.convert(np.ones(3), to="zzzzzzzz")
     with pytest.raises(errors.UnknownFrameworkError, match="'sys'"):
         tbridge.convert(np.ones(3), to=sys)
@@ -204,7 +204,7 @@ def test_a_dlpack_that_gives_no_capsule_is_said(not_a_capsule):
 
 def test_a_producer_whose_device_and_capsule_disagree_is_refused():
     producer = Producer(device=(2, 0))
-    with pytest.raises(errors.DeviceError, match="cpu.*cuda:0"):
+    with pytest.raises(errors.DeviceError, match=r"cpu.*cuda:0"):
         tbridge.to_numpy(Speaks(producer.capsule))
     with pytest.raises(errors.DeviceError, match="cuda:0"):
         tbridge.to_numpy(Speaks(Producer().capsule, device=(2, 0)))

@@ -22,7 +22,9 @@ def test_contiguity_is_numpys(drawn):
 def test_c_strides_are_numpys(drawn):
     dtype = numpy_dtype(drawn.dtype)
     made = np.zeros(drawn.shape, dtype)
-    assert layout.is_c_contiguous(drawn.shape, layout.c_strides(drawn.shape, dtype.itemsize), dtype.itemsize)
+    assert layout.is_c_contiguous(
+        drawn.shape, layout.c_strides(drawn.shape, dtype.itemsize), dtype.itemsize
+    )
     if made.size:
         assert layout.c_strides(drawn.shape, dtype.itemsize) == made.strides
 

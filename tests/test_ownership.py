@@ -64,7 +64,12 @@ def test_a_chain_resolves_to_the_first_owner():
     for x in (a, t, y, z, t[5:], z[3:], w):
         assert tbridge.owner(x) is a
     assert len(tbridge.leases(a)) == 4
-    assert [lease.target for lease in tbridge.leases(w)] == ["torch", "tensorflow", "numpy", "torch"]
+    assert [lease.target for lease in tbridge.leases(w)] == [
+        "torch",
+        "tensorflow",
+        "numpy",
+        "torch",
+    ]
     del t, y, z  # w alone keeps all of it
     gc.collect()
     assert len(tbridge.leases(a)) == 4
@@ -149,10 +154,11 @@ def test_torch_cannot_pull_its_memory_away(to, how, dtype, warm):
             tbridge.convert(torch.zeros(4096, dtype=getattr(torch, dtype)), to=to)
     t = torch.ones(4096).to(getattr(torch, dtype))
     y = tbridge.convert(t, to=to)
-    try:
+    if "resize" in how:
+        with pytest.raises(RuntimeError, match="not resizable"):
+            RESIZES[how](t)
+    else:
         RESIZES[how](t)
-    except RuntimeError as error:
-        assert "not resizable" in str(error)
     gc.collect()
     junk = [np.full(16384, 255, "u1") for _ in range(100)]
     assert FRAMEWORKS[to].read(y).astype("complex64").sum() == 4096
@@ -222,9 +228,8 @@ def test_options_hold_inside_the_block_and_in_this_thread():
     seen = []
     with tbridge.options(immutable="copy"):
         assert not tbridge.shares_memory(x, tbridge.to_torch(x))
-        with tbridge.options(immutable="error"):
-            with pytest.raises(errors.CopyRequiredError):
-                tbridge.to_torch(x)
+        with tbridge.options(immutable="error"), pytest.raises(errors.CopyRequiredError):
+            tbridge.to_torch(x)
         thread = threading.Thread(
             target=lambda: seen.append(tbridge.shares_memory(x, tbridge.to_torch(x)))
         )
@@ -273,7 +278,12 @@ def test_inspect_keeps_nothing_alive():
     spec = tbridge.inspect(x)
     assert (spec.framework, spec.shape, spec.dtype, spec.nbytes) == ("torch", (10,), "float32", 40)
     assert spec.handle is None
-    assert (spec.aligned, spec.contiguous, spec.writable, spec.immutable) == (True, True, True, False)
+    assert (spec.aligned, spec.contiguous, spec.writable, spec.immutable) == (
+        True,
+        True,
+        True,
+        False,
+    )
     assert tbridge.inspect(tf.ones(3)).immutable
     assert tbridge.inspect(torch.ones(3, requires_grad=True)).requires_grad
 

@@ -1,4 +1,4 @@
-"""A framework of somebody else's: registered by a call, or found by its entry point when installed."""
+"""A framework of somebody else's: registered by a call, or found by its entry point."""
 
 import os
 import pathlib

@@ -28,12 +28,6 @@ class Node: pass
 node = Node(); node.me = node
 node.x = torch.ones(9); node.y = tb.to_numpy(node.x); node.z = tb.to_tf(node.y)
 """,
-    "exit while a thread converts": """
-def work():
-    while True: tb.convert(tb.convert(np.ones(50, "f4"), to="torch"), to="tf")
-threading.Thread(target=work, daemon=True).start()
-import time; time.sleep(0.3)
-""",
     "a borrower freed on another thread": """
 x = torch.ones(1000)
 y = [tb.to_tf(x), tb.to_numpy(x)]

@@ -23,7 +23,10 @@ LAZY = {
     "both": (lambda: torch.tensor([1 + 2j, 3 - 4j]).conj()._neg_view(), [-1 + 2j, -3 - 4j]),
     "neg of integers": (lambda: torch._neg_view(torch.arange(3)), [0, -1, -2]),
     "zero": (lambda: torch._efficientzerotensor(3), [0.0, 0.0, 0.0]),
-    "conj of a view": (lambda: (torch.arange(6) * 1j).reshape(2, 3).T.conj()[1:], [[-1j, -4j], [-2j, -5j]]),
+    "conj of a view": (
+        lambda: (torch.arange(6) * 1j).reshape(2, 3).T.conj()[1:],
+        [[-1j, -4j], [-2j, -5j]],
+    ),
 }
 
 
@@ -154,6 +157,8 @@ def test_variables_inside_a_tf_function_are_refused():
 def test_torch_tensors_without_memory_are_refused(to):
     from torch._subclasses import FakeTensorMode
 
+    for _ in range(3):  # make the plain signatures warm first
+        tbridge.convert(torch.ones(3), to=to)
     with FakeTensorMode():
         fake = torch.ones(3)
     for x in (fake, torch.ones(3, device="meta"), torch._to_functional_tensor(torch.ones(3))):
@@ -198,9 +203,7 @@ def test_torch_compile_breaks_the_graph_and_converts_real_tensors():
         (lambda: torch.eye(2).to_sparse_csr(), "to_dense"),
         (lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), "to_padded_tensor"),
         (
-            lambda: torch.nested.nested_tensor(
-                [torch.ones(2), torch.ones(3)], layout=torch.jagged
-            ),
+            lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
             "inside it",
         ),
         (lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.quint8), "dequantize"),

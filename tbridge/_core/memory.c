@@ -6,6 +6,8 @@
 #include <sys/mman.h>
 #endif
 
+#define HUGE_PAGE ((size_t)1 << 21)
+
 typedef struct {
   PyObject_HEAD
   void *data;
@@ -37,6 +39,32 @@ PyTypeObject Memory_Type = {
     .tp_doc = "Aligned memory, uninitialised, freed with its last reference.",
 };
 
+/* A page fault each 2 MiB, not each 4 KiB: for memory that is about to be written for the first time.
+ * Advice only, for the huge pages that lie wholly inside. */
+static void prefer_huge_pages(void *data, size_t nbytes) {
+#ifdef MADV_HUGEPAGE
+  uintptr_t start = ((uintptr_t)data + HUGE_PAGE - 1) & ~(uintptr_t)(HUGE_PAGE - 1);
+  uintptr_t end = ((uintptr_t)data + nbytes) & ~(uintptr_t)(HUGE_PAGE - 1);
+  if (nbytes >= 2 * HUGE_PAGE && start < end)
+    (void)madvise((void *)start, end - start, MADV_HUGEPAGE);
+#else
+  (void)data, (void)nbytes;
+#endif
+}
+
+/* prefer_huge_pages(handle): the same, for the contiguous memory of an allocator that is not ours. */
+static PyObject *core_prefer_huge_pages(PyObject *module, PyObject *object) {
+  (void)module;
+  if (!Py_IS_TYPE(object, &Handle_Type))
+    return PyErr_Format(PyExc_TypeError, "not a Handle: %R", Py_TYPE(object));
+  const Handle *handle = (Handle *)object;
+  int64_t low, high;
+  tb_extent(handle->tensor.ndim, handle->shape, handle->byte_strides, handle->itemsize, &low, &high);
+  if (handle->tensor.device.device_type == DL_CPU)
+    prefer_huge_pages((char *)handle->tensor.data + low, (size_t)(high - low));
+  Py_RETURN_NONE;
+}
+
 /* memory(nbytes, alignment): the address is a multiple of `alignment`, a power of two. */
 static PyObject *core_memory(PyObject *module, PyObject *args) {
   (void)module;
@@ -50,15 +78,10 @@ static PyObject *core_memory(PyObject *module, PyObject *args) {
 #ifdef _WIN32
   data = _aligned_malloc(room, (size_t)alignment);
 #else
-  /* large pieces start on a huge page and ask for more of them: a page fault each 2 MiB, not each 4 KiB */
-  const size_t huge = (size_t)1 << 21;
-  int large = room >= 2 * huge;
-  if (posix_memalign(&data, large && (size_t)alignment < huge ? huge : (size_t)alignment, room) != 0)
+  if (posix_memalign(&data, (size_t)alignment, room) != 0)
     data = NULL;
-#ifdef MADV_HUGEPAGE
-  if (data != NULL && large)
-    (void)madvise(data, room & ~(huge - 1), MADV_HUGEPAGE);
-#endif
+  if (data != NULL)
+    prefer_huge_pages(data, room);
 #endif
   if (data == NULL)
     return PyErr_NoMemory();
@@ -102,6 +125,7 @@ int tb_bool_bytes_clean(const char *data, int ndim, const int64_t *shape, const 
 
 static PyMethodDef memory_methods[] = {
     {"memory", core_memory, METH_VARARGS, "memory(nbytes, alignment): aligned memory of our own"},
+    {"prefer_huge_pages", core_prefer_huge_pages, METH_O, "advise large pages for memory still to be written"},
     {NULL, NULL, 0, NULL},
 };
 

@@ -214,6 +214,8 @@ static int probe_locked(const Source *source, PyObject *object, Probe *out) {
   if (out->locked == NULL || !PyArray_CheckExact(out->locked) ||
       !probe_array((PyArrayObject *)out->locked, out, &facts))
     return 0;
+  if (out->tensor.data == NULL && PyArray_SIZE((PyArrayObject *)out->locked) != 0)
+    return 0; /* a traced tensor, whose memory is not there yet */
   out->owner = object;
   return 1;
 }

@@ -50,7 +50,7 @@ class DLPack(Framework):
         device = Device.from_dlpack(*handle.device)
         if not device.is_host:
             raise DeviceError(
-                f"this capsule holds memory on {device}; tbridge reads capsules in host memory alone"
+                f"this capsule holds memory on {device}; tbridge reads capsules in host memory"
             )
         read_only = handle.read_only or _core.is_read_only(handle, -1)
         return TensorSpec.of_handle(handle, self.name, writable=not read_only)
@@ -96,7 +96,7 @@ def _claimed_device(obj: Any) -> Device | None:
 
 
 def _capsule(obj: Any) -> object:
-    """Ask for a versioned capsule, which can say read-only; older producers know no such keyword."""
+    """Ask for a versioned capsule, which can say read-only; older producers know none."""
     name = type(obj).__name__
 
     def ask() -> object:

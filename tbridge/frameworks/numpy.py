@@ -6,6 +6,7 @@ import functools
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from tbridge import _core
 from tbridge.contracts import Accepts, Framework, Loan, TensorSpec, require_dtype
@@ -34,7 +35,9 @@ def _small_floats() -> dict[str, np.dtype[Any]]:
     """Return ml_dtypes' types, and tell the core of them; only once somebody needs one."""
     import ml_dtypes
 
-    small = {name: np.dtype(getattr(ml_dtypes, name)) for name in DTYPES if hasattr(ml_dtypes, name)}
+    small = {
+        name: np.dtype(getattr(ml_dtypes, name)) for name in DTYPES if hasattr(ml_dtypes, name)
+    }
     _tell_core(_PLAIN | small)
     return small
 
@@ -62,11 +65,13 @@ def dtype_of(name: str) -> np.dtype[Any]:
     return _small_floats()[name]
 
 
-def aligned_array(shape: tuple[int, ...], dtype: str, alignment: int = 64) -> np.ndarray[Any, Any]:
+def aligned_array(shape: tuple[int, ...], dtype: str, alignment: int = 64) -> npt.NDArray[Any]:
     """Return an uninitialised array that starts on a multiple of `alignment` bytes."""
     numpy_dtype = dtype_of(dtype)
     nbytes = int(np.prod(shape, dtype=object)) * numpy_dtype.itemsize
-    return np.ndarray(shape, numpy_dtype, buffer=_core.memory(nbytes, alignment))
+    memory: Any = _core.memory(nbytes, alignment)  # a buffer, which NumPy's types do not know
+    array: npt.NDArray[Any] = np.ndarray(shape, numpy_dtype, buffer=memory)
+    return array
 
 
 class NumPy(Framework):
@@ -121,7 +126,7 @@ class NumPy(Framework):
             obj = obj.base
         return obj
 
-    def adopt(self, loan: Loan) -> np.ndarray[Any, Any]:
+    def adopt(self, loan: Loan) -> Any:
         """Wrap the memory; the array's base ends the lease."""
         return loan.array(dtype_of(loan.dtype))
 
@@ -146,5 +151,3 @@ class NumPy(Framework):
             number, np.ndarray, _core.BY_ARRAY, (), (), None, None, None, None, None, 0
         )
         _core.target_door(number, _core.BY_ARRAY, None, None, None, (), False)
-
-

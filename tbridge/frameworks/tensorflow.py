@@ -67,10 +67,10 @@ class TensorFlow(Framework):
     def describe(self, obj: Any) -> TensorSpec:
         """Find the memory by DLPack, after the checks that TensorFlow's export does not survive."""
         tf = _tf()
-        if type(obj).__name__ in _COMPOSITES:
+        kind = type(obj).__name__
+        if kind in _COMPOSITES:
             raise UnsupportedTypeError(
-                f"a tf.{type(obj).__name__} is several tensors; pass {_COMPOSITES[type(obj).__name__]}",
-                type=type(obj),
+                f"a tf.{kind} is several tensors; pass {_COMPOSITES[kind]}", type=type(obj)
             )
         by_value = ""
         if _is_variable(obj):
@@ -124,7 +124,9 @@ class TensorFlow(Framework):
             swapped=False,
             dirty_bools=False,
             immutable=True,
-            because="" if shares else f"TensorFlow's DLPack has no {spec.dtype}; it copies what it is given",
+            because=""
+            if shares
+            else f"TensorFlow's DLPack has no {spec.dtype}; it copies what it is given",
         )
 
     def adopt(self, loan: Loan) -> Any:
@@ -149,7 +151,7 @@ class TensorFlow(Framework):
         from tensorflow.python.framework.ops import EagerTensor
 
         tf = _tf()
-        give, take, state, path = tf.experimental.dlpack.to_dlpack, None, None, ()
+        path: tuple[str, ...]
         try:
             from tensorflow.python import pywrap_tfe
             from tensorflow.python.eager import context

@@ -1,4 +1,4 @@
-"""PyTorch: shares by DLPack; cannot hold read-only memory, negative strides or foreign byte order."""
+"""PyTorch: shares by DLPack; holds no read-only memory, negative strides or foreign byte order."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Torch(Framework):
         return isinstance(obj, sys.modules[self.module].Tensor)
 
     def describe(self, obj: Any) -> TensorSpec:
-        """Look at everything that torch's own exports overlook: conj, neg and zero bits, gradients."""
+        """Look at all that torch's own exports overlook: conj, neg and zero bits, gradients."""
         torch = _torch()
         with torch._C.DisableTorchFunctionSubclass():
             self._refuse_what_has_no_memory(obj)

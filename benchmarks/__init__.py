@@ -1,0 +1,1 @@
+"""What tbridge costs, against the plain framework call. `python -m benchmarks`."""
