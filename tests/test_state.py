@@ -157,8 +157,9 @@ def test_variables_inside_a_tf_function_are_refused():
 def test_torch_tensors_without_memory_are_refused(to):
     from torch._subclasses import FakeTensorMode
 
-    for _ in range(3):  # make the plain signatures warm first
-        tbridge.convert(torch.ones(3), to=to)
+    for _ in range(3):  # make the plain signatures warm first, at every alignment
+        for start in range(16):
+            tbridge.convert(torch.ones(19)[start:][:3], to=to)
     with FakeTensorMode():
         fake = torch.ones(3)
     for x in (fake, torch.ones(3, device="meta"), torch._to_functional_tensor(torch.ones(3))):

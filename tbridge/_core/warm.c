@@ -214,8 +214,8 @@ static int probe_locked(const Source *source, PyObject *object, Probe *out) {
   if (out->locked == NULL || !PyArray_CheckExact(out->locked) ||
       !probe_array((PyArrayObject *)out->locked, out, &facts))
     return 0;
-  if (out->tensor.data == NULL && PyArray_SIZE((PyArrayObject *)out->locked) != 0)
-    return 0; /* a traced tensor, whose memory is not there yet */
+  if (PyArray_CHKFLAGS((PyArrayObject *)out->locked, NPY_ARRAY_OWNDATA))
+    return 0; /* a tensor without memory: NumPy took a null pointer for a wish for new memory */
   out->owner = object;
   return 1;
 }
