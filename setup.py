@@ -44,7 +44,7 @@ class BuildCore(build_ext):
             raise
 
 
-SOURCES = ("module", "ledger", "handle", "lend", "memory", "warm")
+SOURCES = ("module", "ledger", "handle", "lend", "memory", "probe", "warm")
 
 setup(
     cmdclass={"build_ext": BuildCore},

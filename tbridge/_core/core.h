@@ -35,6 +35,7 @@
 
 #define TB_MAX_DIMS 64 /* as NumPy 2 */
 #define TB_MAX_FRAMEWORKS 32
+#define TB_MAX_DTYPES 32
 
 /* ---- ledger.c: leases, and the lock that guards them ------------------------------------ */
 
@@ -125,7 +126,32 @@ extern PyTypeObject Memory_Type;
 int tb_memory_init(PyObject *module);
 int tb_bool_bytes_clean(const char *data, int ndim, const int64_t *shape, const int64_t *byte_strides);
 
-/* ---- warm.c: cached plans, served natively ---------------------------------------------- */
+/* ---- probe.c: the signature of a tensor ---------------------------------------------------- */
+
+enum { BY_ARRAY, BY_EXCHANGE, BY_CAPSULE };
+
+typedef struct {
+  uint64_t key;
+  DLTensor tensor;
+  const int64_t *byte_strides;
+  int dtype;          /* its number */
+  uint8_t framework;  /* the source's number */
+  PyObject *keep;     /* new reference: what keeps the memory alive */
+  PyObject *capsule;  /* new reference: an export not yet taken over */
+  PyObject *locked;   /* new reference: an array over the memory, made to lock its storage */
+  PyObject *owner;    /* borrowed */
+  int64_t own_strides[TB_MAX_DIMS];
+} Probe;
+
+int tb_probe_init(PyObject *module);
+/* Look at an object for this target. Returns 1; or 0, perhaps with an exception that the caller drops.
+ * tb_probe_clear lets go of what was found, either way. */
+int tb_probe(PyObject *object, int target, int scans_bools, Probe *out);
+void tb_probe_clear(Probe *probe);
+PyArray_Descr *tb_descr(int dtype);
+PyObject *tb_optional(PyObject *object);
+
+/* ---- warm.c: cached plans, served natively -------------------------------------------------- */
 
 int tb_warm_init(PyObject *module);
 

@@ -15,7 +15,7 @@ PyMODINIT_FUNC PyInit__native(void) {
   if (module == NULL)
     return NULL;
   if (tb_ledger_init(module) < 0 || tb_handle_init(module) < 0 || tb_lend_init(module) < 0 ||
-      tb_memory_init(module) < 0 || tb_warm_init(module) < 0) {
+      tb_memory_init(module) < 0 || tb_probe_init(module) < 0 || tb_warm_init(module) < 0) {
     Py_DECREF(module);
     return NULL;
   }
