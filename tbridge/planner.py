@@ -219,7 +219,7 @@ def _decide(facts: _Facts, request: Request, accepts: Accepts, target: str) -> _
     read_only_result = flags_it and (
         request.writable is False
         or (shared and unsafe and not same)
-        or (facts.by_value != "" and facts.immutable and request.writable is not True)
+        or (facts.by_value != "" and not same and request.writable is not True)
     )
     if shared and (not same or (read_only_result and not facts.read_only)):
         steps.append(("alias", _why_shared(facts, accepts, target, read_only_result), False))

@@ -166,6 +166,23 @@ def test_a_program_of_its_own_exits_cleanly_with_aliases_alive(order, tmp_path):
     assert (done.returncode, seen.read_text()) == (0, "")
 
 
+def test_variables_of_keras_on_torch_convert_by_value():
+    code = (
+        "import os; os.environ['KERAS_BACKEND'] = 'torch'\n"
+        "import numpy as np, torch, keras, tbridge\n"
+        "v = keras.Variable(np.array([1.0, 2.0], 'float32'))\n"
+        "a, t = tbridge.to_numpy(v), tbridge.to_torch(v)\n"
+        "v.assign([5.0, 5.0])\n"
+        "assert a.tolist() == t.tolist() == [1.0, 2.0] and not a.flags.writeable\n"
+        "t.zero_(); assert keras.ops.convert_to_numpy(v).tolist() == [5.0, 5.0]\n"
+        "assert not tbridge.shares_memory(v, tbridge.to_torch(v))\n"
+        "try: tbridge.to_torch(v, copy=False)\n"
+        "except tbridge.errors.CopyRequiredError: pass\n"
+        "else: raise SystemExit('shared')"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_numpy_alone_is_enough():
     code = (
         "import sys\n"

@@ -57,12 +57,10 @@ class TensorFlow(Framework):
         tf = sys.modules[self.module]
         if isinstance(obj, (tf.Tensor, tf.Variable, *(getattr(tf, n) for n in _COMPOSITES))):
             return True
-        keras = sys.modules.get("keras")
-        if keras is None:
-            return False
-        return isinstance(obj, keras.KerasTensor) or (
-            isinstance(obj, keras.Variable) and keras.backend.backend() == self.name
-        )
+        keras: Any = sys.modules.get("keras")
+        if isinstance(obj, getattr(keras, "KerasTensor", ())):
+            return True
+        return _is_keras_variable(obj) and bool(keras.backend.backend() == self.name)
 
     def describe(self, obj: Any) -> TensorSpec:
         """Find the memory by DLPack, after the checks that TensorFlow's export does not survive."""
@@ -192,7 +190,8 @@ def _array_over(obj: Any) -> Any:
 
 
 def _is_variable(obj: Any) -> bool:
-    keras = sys.modules.get("keras")
-    return isinstance(obj, _tf().Variable) or (
-        keras is not None and isinstance(obj, keras.Variable)
-    )
+    return isinstance(obj, _tf().Variable) or _is_keras_variable(obj)
+
+
+def _is_keras_variable(obj: Any) -> bool:
+    return isinstance(obj, getattr(sys.modules.get("keras"), "Variable", ()))

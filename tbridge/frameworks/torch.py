@@ -44,7 +44,7 @@ def _dlpack_dtypes() -> frozenset[str]:
 
 
 class Torch(Framework):
-    """torch.Tensor, Parameter, and subclasses that are plain tensors."""
+    """torch.Tensor, Parameter, plain subclasses, and variables of Keras on torch."""
 
     name = "torch"
     aliases = ("pt", "pytorch")
@@ -53,11 +53,15 @@ class Torch(Framework):
 
     def owns(self, obj: object) -> bool:
         """Tensors of every kind; `describe` tells which have memory."""
-        return isinstance(obj, sys.modules[self.module].Tensor)
+        return isinstance(obj, sys.modules[self.module].Tensor) or _is_keras_variable(obj)
 
     def describe(self, obj: Any) -> TensorSpec:
         """Look at all that torch's own exports overlook: conj, neg and zero bits, gradients."""
         torch = _torch()
+        by_value = ""
+        if _is_keras_variable(obj):
+            by_value = "a variable converts as the value that it has now"
+            obj = obj.value.detach()
         with torch._C.DisableTorchFunctionSubclass():
             self._refuse_what_has_no_memory(obj)
             dtype = require_dtype(obj.dtype, "torch", _remedy(obj))
@@ -94,6 +98,7 @@ class Torch(Framework):
             writable=not _core.is_read_only(handle, _core.framework(self.name)),
             requires_grad=requires_grad,
             lazy=lazy,
+            by_value=by_value,
         )
 
     def _refuse_what_has_no_memory(self, obj: Any) -> None:
@@ -198,6 +203,13 @@ class Torch(Framework):
             0,
         )
         _core.target_door(number, _core.BY_EXCHANGE, tensor, None, None, (), True)
+
+
+def _is_keras_variable(obj: object) -> bool:
+    keras: Any = sys.modules.get("keras")
+    if not isinstance(obj, getattr(keras, "Variable", ())):
+        return False
+    return bool(keras.backend.backend() == Torch.name)
 
 
 def _device(obj: Any) -> Device:
