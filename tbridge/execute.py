@@ -104,6 +104,8 @@ def _copy(
         _core.prefer_huge_pages(handle)
         _fill(_writable_array(handle, plan.dtype), x, spec, source)
         return target.read_only(result) if plan.read_only_result else result
+    if not accepts.shares and plan.dtype == spec.dtype and not spec.lazy:
+        return target.construct(_values(spec, source, x))  # the target's own way is the one pass
     # no allocator to use: fill memory of our own, which the target then adopts
     array = aligned_array(plan.shape, plan.dtype, max(64, accepts.alignment))
     _fill(array, x, spec, source)
@@ -151,8 +153,7 @@ def _fill(destination: np.ndarray[Any, Any], x: Any, spec: TensorSpec, source: F
     if spec.lazy:
         source.resolve(x, spec, destination)
         return
-    handle = source.export(x, spec) if spec.handle is None else spec.handle
-    values = _core.array(handle, _host_dtype(spec.dtype, spec.swapped), False, None)
+    values = _values(spec, source, x)
     if spec.dtype == "bool":
         # a bool is whether its byte is not 0, whatever else the byte is
         _in_parallel(_write_truth, destination, values.view("u1"))
@@ -161,6 +162,12 @@ def _fill(destination: np.ndarray[Any, Any], x: Any, spec: TensorSpec, source: F
         _in_parallel(_write_values, _as_bits(destination), _as_bits(values))
     else:
         _in_parallel(_write_values, destination, values)
+
+
+def _values(spec: TensorSpec, source: Framework, x: Any) -> np.ndarray[Any, Any]:
+    """Return a NumPy array over the source's memory, to copy from."""
+    handle = source.export(x, spec) if spec.handle is None else spec.handle
+    return _core.array(handle, _host_dtype(spec.dtype, spec.swapped), False, None)
 
 
 def _write_values(destination: np.ndarray[Any, Any], values: np.ndarray[Any, Any]) -> None:
