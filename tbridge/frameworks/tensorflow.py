@@ -156,7 +156,8 @@ class TensorFlow(Framework):
 
             give, take = pywrap_tfe.TFE_ToDlpackCapsule, pywrap_tfe.TFE_FromDlpackCapsule
             state, path = context, ("_context", "_context_handle")
-            ready = context._context is not None and hasattr(context._context, "_context_handle")
+            # TensorFlow may not have begun yet; until then the public functions, which begin it
+            ready = context._context is None or hasattr(context._context, "_context_handle")
         except (ImportError, AttributeError):
             ready = False
         if not ready:
