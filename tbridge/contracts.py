@@ -6,6 +6,7 @@ A framework is one `Framework` subclass; the planner reads the `Accepts` that it
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any, Literal
@@ -13,7 +14,7 @@ from typing import Any, Literal
 from tbridge import _core, layout
 from tbridge.devices import CPU, Device
 from tbridge.dtypes import DTYPES, from_dlpack, name_of
-from tbridge.errors import UnsupportedDTypeError
+from tbridge.errors import ProducerError, UnsupportedDTypeError
 
 __all__ = [
     "Accepts",
@@ -316,12 +317,22 @@ class Loan:
     writable: bool
     terms: tuple[int, int, object, bool, bool, bool] | None = None
 
-    def capsule(self, *, versioned: bool = False, as_dtype: str | None = None) -> object:
-        """Return a DLPack capsule; `as_dtype` another type of the same width.
+    def give(
+        self,
+        importer: Callable[[object], Any],
+        *,
+        versioned: bool = False,
+        as_dtype: str | None = None,
+    ) -> Any:
+        """Return what `importer` makes of a DLPack capsule; `as_dtype`: a type of the same width.
 
         The versioned form says so where the memory is read-only. The legacy form cannot.
         """
-        return _core.capsule(self._coded(as_dtype), versioned, self.terms)
+        capsule = _core.capsule(self._coded(as_dtype), versioned, self.terms)
+        try:
+            return importer(capsule)
+        finally:
+            _core.passed(capsule)
 
     def exchange(self, tensor_type: type, *, as_dtype: str | None = None) -> Any:
         """Return a tensor of a type that offers DLPack's C exchange API."""
@@ -408,6 +419,9 @@ class Framework:
         """Write the values of a lazy tensor into a NumPy array of the same shape, in one pass."""
         raise NotImplementedError
 
+    def written(self, obj: Any) -> None:
+        """Tell the framework that tbridge wrote into `obj`, as `out=` asks."""
+
     def doors(self, number: int) -> None:
         """Tell the core how to look at this framework's tensors and how to hand it memory.
 
@@ -446,11 +460,33 @@ class Handles:
         read_only: bool = False,
         keep: object,
     ) -> _core.Handle:
-        """Return a handle on memory at an address; `keep` is held, and keeps it alive."""
+        """Return a handle on memory at an address; `keep` is held, and keeps it alive.
+
+        Raises:
+            ProducerError: no memory can have this shape and these strides.
+        """
         known = DTYPES[dtype]
-        return _core.view(
-            ptr, shape, byte_strides, known.code, known.bits, *device.dlpack, read_only, keep
-        )
+        try:
+            return _core.view(
+                ptr, shape, byte_strides, known.code, known.bits, *device.dlpack, read_only, keep
+            )
+        except ValueError as error:
+            raise ProducerError(f"a tensor of shape {shape} cannot be used: {error}") from error
+
+    @staticmethod
+    def of_array(array: Any, dtype: str) -> _core.Handle:
+        """Return a handle on a NumPy array's memory, which it keeps alive.
+
+        Raises:
+            ProducerError: no memory can have this shape and these strides.
+        """
+        known = DTYPES[dtype]
+        try:
+            return _core.from_array(array, known.code, known.bits)
+        except ValueError as error:
+            raise ProducerError(
+                f"an array of shape {array.shape} cannot be used: {error}"
+            ) from error
 
 
 def require_dtype(dtype: object, framework: str, remedy: str) -> str:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import functools
+import math
+import operator
+import sys
+import types
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
@@ -10,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 from tbridge import _core, devices, execute, ledger, options, planner, registry
 from tbridge.contracts import Accepts, Framework, Lease, Plan, Request, TensorSpec
 from tbridge.dtypes import DTYPES, name_of
-from tbridge.errors import DeviceError, OptionError, UnsupportedDTypeError
+from tbridge.errors import AllocationError, DeviceError, OptionError, UnsupportedDTypeError
 from tbridge.frameworks.numpy import aligned_array
 
 if TYPE_CHECKING:
@@ -33,6 +37,7 @@ __all__ = [
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _NEUTRAL = Request()
+MOST_ALIGNMENT = 1 << 30
 
 
 def _warm(target: str | None = None) -> Callable[[_F], _F]:
@@ -213,15 +218,26 @@ def _look(
     source = registry.owner_of(x)
     request = _request(dtype, device, copy, writable, detach, out)
     spec = source.describe(x)
+    if device is None and not isinstance(to, (str, types.ModuleType)):
+        request = replace(request, device=_device_of(to))
     if stream is not None and spec.device.is_host:
         raise OptionError(
             "stream= is for device memory, and this tensor is in host memory", option="stream"
         )
-    accepts = target.accepts(spec)
+    # what the target takes depends on the dtype that it gets
+    accepts = target.accepts(replace(spec, dtype=request.dtype or spec.dtype))
     if spec.dtype == "bool" and not accepts.dirty_bools and spec.device.is_host and spec.handle:
         # the one fact that costs a look at the data, so only where the target would misread it
         spec = replace(spec, dirty_bools=not _core.clean_bools(spec.handle))
     return source, target, spec, request, accepts
+
+
+def _device_of(example: Any) -> devices.Device:
+    """Return where a tensor is that the result shall be like; whatever its dtype."""
+    try:
+        return registry.owner_of(example).describe(example).device
+    except UnsupportedDTypeError:
+        return devices.CPU  # strings and the like are in host memory
 
 
 def _request(dtype: Any, device: Any, copy: Any, writable: Any, detach: Any, out: Any) -> Request:
@@ -356,11 +372,11 @@ def empty(
     (2, 3)
     """
     target = registry.target_of(framework)
-    lengths = (shape,) if isinstance(shape, int) else tuple(shape)
-    if not all(isinstance(length, int) and length >= 0 for length in lengths):
-        raise OptionError(f"shape={shape!r} is not a tuple of lengths", option="shape")
-    if align < 1 or align & (align - 1):
-        raise OptionError(f"align={align} is no power of two", option="align")
+    lengths = _lengths(shape)
+    if not isinstance(align, int) or not 0 < align <= MOST_ALIGNMENT or align & (align - 1):
+        raise OptionError(
+            f"align={align!r} is no power of two up to {MOST_ALIGNMENT}", option="align"
+        )
     name = _request(dtype, device, None, None, False, None).dtype
     if name is None:
         raise OptionError("dtype=None says nothing; name one", option="dtype")
@@ -379,8 +395,25 @@ def empty(
         )
     if name not in accepts.dtypes:
         raise UnsupportedDTypeError(f"{target.name} has no {name}", dtype=name)
-    made = target.allocate(lengths, name) if align <= 64 else None
-    if made is not None:
-        return made[0]
-    array = aligned_array(lengths, name, max(align, 64))
+    try:
+        if max((*lengths, math.prod(lengths) * DTYPES[name].itemsize)) > sys.maxsize:
+            raise MemoryError("more than can be addressed")
+        made = target.allocate(lengths, name) if align <= 64 else None
+        if made is not None:
+            return made[0]
+        array = aligned_array(lengths, name, max(align, 64))
+    except (MemoryError, RuntimeError) as error:  # torch raises the latter
+        raise AllocationError(f"there is no memory for shape={shape!r} of {name}") from error
     return array if target is registry.owner_of(array) else convert(array, target.name)
+
+
+def _lengths(shape: Any) -> tuple[int, ...]:
+    """Return the lengths of the axes, whatever integers they are given as."""
+    given = shape if isinstance(shape, (tuple, list)) else (shape,)
+    try:
+        lengths = tuple(operator.index(length) for length in given)
+    except TypeError:
+        lengths = (-1,)
+    if any(length < 0 or isinstance(n, bool) for n, length in zip(given, lengths, strict=False)):
+        raise OptionError(f"shape={shape!r} is not a tuple of lengths", option="shape")
+    return lengths

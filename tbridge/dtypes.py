@@ -64,7 +64,7 @@ DTYPES: dict[str, DType] = {
     )
 }
 
-_BY_NUMPY_CODE = {"?": "bool", "b1": "bool"} | {
+_BY_NUMPY_CODE = {"?": "bool", "b1": "bool", "longlong": "int64", "ulonglong": "uint64"} | {
     f"{letter}{dtype.itemsize}": dtype.name
     for letter, code in (("i", INT), ("u", UINT), ("f", FLOAT), ("c", COMPLEX))
     for dtype in DTYPES.values()
@@ -93,12 +93,13 @@ def name_of(dtype: object) -> str:
     ('float32', 'float32', 'uint8')
     """
     if isinstance(dtype, str):
-        return _BY_NUMPY_CODE.get(dtype, dtype)
+        plain = re.sub(r"^(.*\.|[<>=|])", "", dtype)  # "torch.float32", "<f4"
+        return _BY_NUMPY_CODE.get(plain, plain)
     name = getattr(dtype, "name", None)  # NumPy, TensorFlow, JAX
     if isinstance(name, str):
         return name
     if isinstance(dtype, type):  # np.float32, ml_dtypes.bfloat16
-        return dtype.__name__
+        return _BY_NUMPY_CODE.get(dtype.__name__, dtype.__name__)
     return re.sub(r"^.*\.", "", str(dtype))  # torch.float32
 
 

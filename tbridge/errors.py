@@ -15,6 +15,7 @@ torhc torch
 from __future__ import annotations
 
 __all__ = [
+    "AllocationError",
     "BrokenPromiseError",
     "CopyRequiredError",
     "DeviceError",
@@ -106,6 +107,10 @@ class SymbolicTensorError(TBridgeError, TypeError):
 
 class ProducerError(TBridgeError, RuntimeError):
     """An object whose `__dlpack__` raises or does not tell the truth."""
+
+
+class AllocationError(TBridgeError, MemoryError):
+    """There is not enough memory for the copy that is needed."""
 
 
 class OwnershipError(TBridgeError, RuntimeError):

@@ -17,7 +17,7 @@ import numpy as np
 from tbridge import _core, ledger
 from tbridge.contracts import Accepts, Framework, Loan, Plan, TensorSpec
 from tbridge.dtypes import DTYPES
-from tbridge.errors import BrokenPromiseError, OptionError
+from tbridge.errors import AllocationError, BrokenPromiseError, OptionError
 from tbridge.frameworks.numpy import aligned_array, dtype_of
 
 __all__ = ["run"]
@@ -45,7 +45,7 @@ def run(
         return x
     if not plan.zero_copy:
         return _copy(plan, x, spec, source, target, accepts)
-    if source is target:
+    if source is target and not plan.read_only_result:
         return _share_within(plan, x, spec, source)
     return _share(plan, x, spec, source, target)
 
@@ -56,9 +56,7 @@ def run(
 def _share_within(plan: Plan, x: Any, spec: TensorSpec, framework: Framework) -> Any:
     if spec.requires_grad:
         x = framework.detach(x)
-    if spec.by_value:
-        x = framework.value(x)
-    return framework.read_only(x) if plan.read_only_result else x
+    return framework.value(x) if spec.by_value else x
 
 
 def _share(plan: Plan, x: Any, spec: TensorSpec, source: Framework, target: Framework) -> Any:
@@ -98,7 +96,7 @@ def _copy(
     target: Framework,
     accepts: Accepts,
 ) -> Any:
-    made = target.allocate(plan.shape, plan.dtype)
+    made = _allocate(plan, target)
     if made is not None:
         result, handle = made
         _core.prefer_huge_pages(handle)
@@ -107,12 +105,30 @@ def _copy(
     if not accepts.shares and plan.dtype == spec.dtype and not spec.lazy:
         return target.construct(_values(spec, source, x))  # the target's own way is the one pass
     # no allocator to use: fill memory of our own, which the target then adopts
-    array = aligned_array(plan.shape, plan.dtype, max(64, accepts.alignment))
+    try:
+        array = aligned_array(plan.shape, plan.dtype, max(64, accepts.alignment))
+    except MemoryError as error:
+        raise _too_large(plan) from error
     _fill(array, x, spec, source)
     if not accepts.shares:
         return target.construct(array)
     handle = _core.from_array(array, *_code(plan.dtype))
     return target.adopt(Loan(handle=handle, dtype=plan.dtype, writable=True))
+
+
+def _allocate(plan: Plan, target: Framework) -> tuple[Any, _core.Handle] | None:
+    """Return the target's own memory for the result, if it has an allocator."""
+    try:
+        return target.allocate(plan.shape, plan.dtype)
+    except (MemoryError, RuntimeError) as error:  # torch raises the latter
+        raise _too_large(plan) from error
+
+
+def _too_large(plan: Plan) -> AllocationError:
+    return AllocationError(
+        f"a copy to {plan.target} needs {plan.bytes_moved:,} bytes, which there are not; "
+        "if the source is a broadcast view, convert what it was made of"
+    )
 
 
 def _write_out(
@@ -145,15 +161,22 @@ def _write_out(
         raise OptionError(f"out= cannot take the result: {problem}", option="out")
     assert place.handle is not None
     _fill(_writable_array(place.handle, place.dtype, swapped=place.swapped), x, spec, source)
+    target.written(out)
     return out
 
 
 def _fill(destination: np.ndarray[Any, Any], x: Any, spec: TensorSpec, source: Framework) -> None:
     """Write the values of `x` into host memory, in one pass."""
     if spec.lazy:
-        source.resolve(x, spec, destination)
-        return
-    values = _values(spec, source, x)
+        plain = destination.dtype == dtype_of(spec.dtype) and destination.flags.c_contiguous
+        if plain and destination.flags.aligned and destination.ctypes.data % 64 == 0:
+            source.resolve(x, spec, destination)
+            return
+        # what the framework itself writes must lie as it likes it; the rest is an ordinary copy
+        values: np.ndarray[Any, Any] = aligned_array(spec.shape, spec.dtype)
+        source.resolve(x, spec, values)
+    else:
+        values = _values(spec, source, x)
     if spec.dtype == "bool":
         # a bool is whether its byte is not 0, whatever else the byte is
         _in_parallel(_write_truth, destination, values.view("u1"))
@@ -171,8 +194,11 @@ def _values(spec: TensorSpec, source: Framework, x: Any) -> np.ndarray[Any, Any]
 
 
 def _write_values(destination: np.ndarray[Any, Any], values: np.ndarray[Any, Any]) -> None:
-    for part in _strips(destination, values):
-        np.copyto(destination[part], values[part], casting="unsafe")
+    if not np.can_cast(values.dtype, destination.dtype, "unsafe"):
+        values = values.astype("float32")  # ml_dtypes casts some of its types to float alone
+    with np.errstate(all="ignore"):  # a cast that was asked for does what it does
+        for part in _strips(destination, values):
+            np.copyto(destination[part], values[part], casting="unsafe")
 
 
 def _strips(

@@ -51,6 +51,7 @@ def register(framework: Framework) -> None:
     _frameworks.append(framework)
     _owners.clear()
     _opened.discard(framework.name)
+    _core.close_doors(number_of(framework))
     _core.forget()
 
 
@@ -161,7 +162,15 @@ def target_of(to: object) -> Framework:
     elif isinstance(to, types.ModuleType):
         framework = _by_name(to.__name__)
     else:
-        framework = owner_of(to)
+        try:
+            framework = owner_of(to)
+        except UnsupportedTypeError:
+            raise UnknownFrameworkError(
+                f"to={to!r} is no framework's name, no module and no tensor; "
+                f"name one of {', '.join(f.name for f in _frameworks)}",
+                name=repr(to),
+                closest=None,
+            ) from None
     if not framework.is_target:
         raise UnknownFrameworkError(
             f"{framework.name!r} is a protocol, not a framework to convert to; "

@@ -1,5 +1,6 @@
 """Bad input gets an error of the right kind, which says what to do; nothing leaks."""
 
+import gc
 import sys
 
 import numpy as np
@@ -19,6 +20,7 @@ def test_every_error_is_a_tbridge_error_and_the_builtin_that_one_expects():
         "FrameworkMissingError": ImportError,
         "UnsupportedTypeError": TypeError,
         "UnsupportedDTypeError": TypeError,
+        "AllocationError": MemoryError,
         "RaggedError": ValueError,
         "CopyRequiredError": ValueError,
         "OptionError": ValueError,
@@ -51,8 +53,9 @@ def test_an_unknown_target_lists_them_all():
         tbridge.convert(np.ones(3), to=sys)
     with pytest.raises(errors.UnknownFrameworkError, match="protocol"):
         tbridge.convert(np.ones(3), to="dlpack")
-    with pytest.raises(errors.UnsupportedTypeError):
-        tbridge.convert(np.ones(3), to=3)
+    for nothing in (3, None, b"np", np.float32, []):
+        with pytest.raises(errors.UnknownFrameworkError, match="to="):
+            tbridge.convert(np.ones(3), to=nothing)
 
 
 def test_a_framework_that_is_not_installed_names_the_command(monkeypatch):
@@ -281,3 +284,203 @@ def test_bad_arguments_of_the_other_verbs_are_named(call, option):
     with pytest.raises(errors.OptionError) as caught:
         call()
     assert caught.value.option == option
+
+
+# ---- found by trying to break it -----------------------------------------------------------------
+
+LAZY_OUTS = {
+    "reversed": lambda dtype: np.zeros(2, dtype)[::-1],
+    "byte-swapped": lambda dtype: np.zeros(2, np.dtype(dtype).newbyteorder()),
+    "a packed field": lambda dtype: np.zeros(2, [("a", "i1"), ("b", dtype)])["b"],
+    "every other": lambda dtype: np.zeros(4, dtype)[::2],
+    "misaligned": lambda dtype: np.zeros(40, "u1")[8:24].view(dtype)[:2],
+}
+
+
+@pytest.mark.parametrize("place", LAZY_OUTS)
+def test_lazy_tensors_are_written_into_every_kind_of_out(place):
+    x = torch.tensor([1 + 2j, 3 + 4j]).conj()
+    for source, dtype in ((x, "c8"), (x.imag, "f4"), (torch._efficientzerotensor(2), "f4")):
+        out = LAZY_OUTS[place](dtype)
+        assert tbridge.convert(source, to="numpy", out=out) is out
+        assert out.tolist() == source.resolve_conj().resolve_neg().clone().tolist()
+
+
+@pytest.mark.parametrize("dtype", ["bool", "uint16", "float8_e5m2", "complex64", "float64", "int8"])
+def test_a_lazy_tensor_casts_as_a_plain_one_does(dtype):
+    lazy = torch.tensor([1 + 2j, 3 + 0j]).conj().imag
+    right = np.array([-2.0, -0.0], "float32")
+    with np.errstate(all="ignore"):
+        expected = tbridge.to_numpy(right, dtype=dtype, copy=True)
+    for to in ("numpy", "torch", "tensorflow"):
+        y = tbridge.to_numpy(tbridge.convert(lazy, to=to, dtype=dtype))
+        assert y.dtype == expected.dtype
+        assert y.tobytes() == expected.tobytes()
+
+
+def test_a_write_into_out_is_seen_by_autograd():
+    w, b = torch.ones(3, requires_grad=True), torch.ones(3)
+    y = (w * b).sum()
+    tbridge.convert(np.full(3, 5, "float32"), to="torch", out=b)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.backward()
+    with torch.inference_mode():
+        tbridge.convert(np.ones(3, "float32"), to="torch", out=torch.ones(3))
+
+
+def test_a_read_only_view_is_a_lease_that_blocks_resizing():
+    a = np.arange(4.0)
+    y = tbridge.convert(a, to="numpy", writable=False)
+    assert not y.flags.writeable
+    assert tbridge.shares_memory(a, y)
+    with pytest.raises(ValueError, match="cannot resize"):
+        a.resize(100_000, refcheck=False)
+    assert y.tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("name", ["float8_e5m2", "float8_e4m3fn"])
+def test_a_cast_to_float8_reaches_tensorflow_and_one_from_it_too(name):
+    for source in (np.ones(3), torch.ones(3), tf.ones(3, tf.float64)):
+        assert tbridge.convert(source, to="tf", dtype=name).dtype.name == name
+    small = torch.ones(3).to(getattr(torch, name))
+    plan = tbridge.explain(small, to="tf", dtype="float32")
+    assert [step.kind for step in plan.steps] == ["cast"]
+    assert tbridge.convert(small, to="tf", dtype="float32").numpy().tolist() == [1, 1, 1]
+
+
+def test_small_floats_that_ml_dtypes_cannot_cast_go_through_float32():
+    ml_dtypes = pytest.importorskip("ml_dtypes", reason="ml_dtypes is what NumPy has them from")
+    x = np.array([1.0, 2.0], ml_dtypes.float8_e5m2)
+    y = tbridge.to_numpy(x, dtype="float8_e8m0fnu")
+    assert y.astype("float32").tolist() == [1, 2]
+
+
+def test_an_example_gives_its_device():
+    with pytest.raises(errors.SymbolicTensorError):
+        tbridge.convert(np.zeros(3), to=torch.zeros(1, device="meta"))
+    assert tbridge.convert(np.zeros(3), to=tf.constant("text")).shape == (3,)
+
+
+def test_conversions_into_tensorflow_leak_nothing():
+    import tracemalloc
+
+    x = tbridge.empty((1000,), "float32")
+    x[:] = 1
+    for options in ({}, {"copy": False}, {"copy": True}):
+        tbridge.convert(x, to="tf", **options)
+        tracemalloc.start()
+        before = tracemalloc.get_traced_memory()[0]
+        for _ in range(2000):
+            tbridge.convert(x, to="tf", **options)
+        gc.collect()
+        grown = tracemalloc.get_traced_memory()[0] - before
+        tracemalloc.stop()
+        assert grown < 20_000, options
+
+
+def test_a_framework_that_is_registered_anew_is_used_warm_and_cold():
+    from tbridge import registry
+    from tbridge.frameworks.torch import Torch
+
+    adopted = []
+
+    class Mine(Torch):
+        def adopt(self, loan):
+            adopted.append(loan)
+            return super().adopt(loan)
+
+        def doors(self, number):
+            pass
+
+    before = list(registry._frameworks)
+    x = np.ones(3)
+    try:
+        for _ in range(3):
+            tbridge.convert(x, to="torch")
+        tbridge.register(Mine())
+        for _ in range(3):
+            tbridge.convert(x, to="torch")
+            tbridge.to_torch(x)
+        assert len(adopted) == 6
+    finally:
+        registry._frameworks[:] = before
+        tbridge.register(next(f for f in before if f.name == "torch"))
+        registry._frameworks[:] = before
+
+
+def test_real_tensors_convert_while_fake_tensors_are_made():
+    from torch._subclasses import FakeTensorMode
+
+    real = torch.arange(4.0)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        assert tbridge.to_numpy(real).tolist() == [0, 1, 2, 3]
+        assert tbridge.to_torch(np.arange(4.0)[::-1]).tolist() == [3, 2, 1, 0]
+
+
+def test_float8_converts_inside_a_tf_function():
+    eight = tf.constant(np.ones((), "float32"))
+    eight = tf.cast(eight, tf.dtypes.experimental.float8_e4m3fn)
+    seen = []
+
+    @tf.function
+    def traced():
+        seen.append(tbridge.to_numpy(eight).astype("float32"))
+        seen.append(tbridge.to_tf(seen[0].astype("float32"), dtype="float8_e5m2"))
+        return tf.constant(0)
+
+    traced()
+    assert float(seen[0]) == 1
+    assert hasattr(seen[1], "numpy")
+
+
+def test_memory_that_there_is_not_is_said():
+    huge = np.broadcast_to(np.float32(1), (10**6, 10**6))
+    for to in ("torch", "tf", "numpy"):
+        with pytest.raises(errors.AllocationError, match="4,000,000,000,000 bytes"):
+            tbridge.convert(huge, to=to, copy=True)
+    for shape in ((10**10, 10**10), (10**30,), (2**62, 8)):
+        for framework in ("numpy", "torch"):
+            with pytest.raises(errors.AllocationError):
+                tbridge.empty(shape, framework=framework)
+    beyond = np.lib.stride_tricks.as_strided(np.zeros(1, "f4"), (2**31, 2**31), (0, 0))
+    with pytest.raises(errors.ProducerError, match="further than any memory"):
+        tbridge.explain(beyond, to="torch")
+
+
+def test_a_broadcast_bool_is_scanned_once():
+    import time
+
+    huge = np.broadcast_to(np.True_, (10**6, 10**6))
+    start = time.monotonic()
+    assert tbridge.explain(huge, to="torch", writable=False).zero_copy
+    assert time.monotonic() - start < 5
+
+
+@pytest.mark.parametrize("shape", [2.5, None, True, "ab", (2, -1), (2, True)])
+def test_a_shape_that_is_none_is_named(shape):
+    with pytest.raises(errors.OptionError, match="shape="):
+        tbridge.empty(shape)
+
+
+@pytest.mark.parametrize("align", ["64", None, 1.0, 2**64, 0, 48])
+def test_an_alignment_that_cannot_be_is_named(align):
+    with pytest.raises(errors.OptionError, match="align="):
+        tbridge.empty(3, align=align)
+
+
+def test_every_integer_is_a_length_and_every_spelling_a_dtype():
+    assert tbridge.empty((np.int64(3), 2)).shape == tbridge.empty([3, 2]).shape == (3, 2)
+    assert tbridge.empty(np.int32(3)).shape == (3,)
+    for dtype in ("<f4", "torch.float32", "float32", "f4"):
+        assert tbridge.to_numpy(np.ones(2), dtype=dtype).dtype == "float32"
+    assert tbridge.to_numpy(np.ones(2), dtype=np.longlong).dtype == "int64"
+
+
+def test_a_cast_of_nan_warns_nobody():
+    with np.errstate(all="raise"):
+        tbridge.to_torch(np.array([np.nan, 1e300]), dtype="int32")
+
+
+def test_a_parameter_without_a_shape_is_refused():
+    with pytest.raises(errors.SymbolicTensorError, match="no shape yet"):
+        tbridge.to_numpy(torch.nn.parameter.UninitializedParameter())

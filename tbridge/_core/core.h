@@ -113,6 +113,7 @@ int tb_lend_init(PyObject *module);
 /* Each begins a loan that has not begun. The first two steal both references of a loan for DLPack: the
  * borrower's, and one that outlasts an importer that releases and then fails. */
 PyObject *tb_entry_capsule(Entry *entry, int versioned);
+void tb_capsule_passed(PyObject *capsule); /* to be called when an importer has had it */
 PyObject *tb_exchange_import(const DLPackExchangeAPI *api, Entry *entry);
 /* These steal the one reference, the descr's, and the array. */
 PyObject *tb_entry_array(Entry *entry, PyArray_Descr *descr, int ndim, const int64_t *shape,
@@ -148,6 +149,7 @@ int tb_probe_init(PyObject *module);
  * tb_probe_clear lets go of what was found, either way. */
 int tb_probe(PyObject *object, int target, int scans_bools, Probe *out);
 void tb_probe_clear(Probe *probe);
+void tb_close_sources(int framework);
 PyArray_Descr *tb_descr(int dtype);
 PyObject *tb_optional(PyObject *object);
 

@@ -289,6 +289,12 @@ static PyObject *core_from_array(PyObject *module, PyObject *args) {
                      .ndim = ndim,
                      .dtype = {(uint8_t)code, (uint8_t)bits, 1},
                      .shape = shape};
+  int64_t checked[TB_MAX_DIMS];
+  DLTensor in_bytes = tensor; /* NumPy's strides are bytes, and need not be multiples of the item */
+  in_bytes.dtype = (DLDataType){DL_UINT, 8, 1};
+  in_bytes.strides = byte_strides;
+  if (tb_validate(&tensor, checked) < 0 || tb_validate(&in_bytes, checked) < 0)
+    return NULL;
   Handle *handle = handle_new(&tensor, byte_strides);
   if (handle == NULL)
     return NULL;

@@ -22,6 +22,14 @@ static void delete_capsule(PyObject *capsule) {
   tb_entry_release(entry);
 }
 
+/* Some importers take the destructor off the capsule with its contents: then its reference is ours to
+ * drop, once they are done. */
+void tb_capsule_passed(PyObject *capsule) {
+  Entry *entry = PyCapsule_GetDestructor(capsule) == NULL ? PyCapsule_GetContext(capsule) : NULL;
+  if (entry != NULL && PyCapsule_SetContext(capsule, NULL) == 0)
+    tb_entry_release(entry);
+}
+
 /* A capsule for a loan that has not begun; steals two references. */
 PyObject *tb_entry_capsule(Entry *entry, int versioned) {
   if (versioned) {
@@ -171,6 +179,15 @@ static PyObject *core_capsule(PyObject *module, PyObject *args) {
   return entry == NULL ? NULL : tb_entry_capsule(entry, versioned);
 }
 
+/* passed(capsule): to be called when an importer has had a capsule of capsule(). */
+static PyObject *core_passed(PyObject *module, PyObject *capsule) {
+  (void)module;
+  if (!PyCapsule_CheckExact(capsule))
+    return PyErr_Format(PyExc_TypeError, "not a capsule: %R", Py_TYPE(capsule));
+  tb_capsule_passed(capsule);
+  Py_RETURN_NONE;
+}
+
 /* exchange(handle, type, terms): an object of the framework whose tensor type this is. */
 static PyObject *core_exchange(PyObject *module, PyObject *args) {
   (void)module;
@@ -206,6 +223,7 @@ static PyObject *core_array(PyObject *module, PyObject *args) {
 
 static PyMethodDef lend_methods[] = {
     {"capsule", core_capsule, METH_VARARGS, "capsule(handle, versioned, terms): a DLPack capsule"},
+    {"passed", core_passed, METH_O, "passed(capsule): an importer has had it"},
     {"exchange", core_exchange, METH_VARARGS, "exchange(handle, type, terms): a tensor by the exchange API"},
     {"array", core_array, METH_VARARGS, "array(handle, dtype, writable, terms): a NumPy array"},
     {NULL, NULL, 0, NULL},

@@ -103,6 +103,8 @@ int tb_bool_bytes_clean(const char *data, int ndim, const int64_t *shape, const 
   if (ndim == 0)
     return (*(const unsigned char *)data & 0xFE) == 0;
   int64_t count = shape[0], step = byte_strides[0];
+  if (step == 0)
+    count = 1; /* the same bytes again and again */
   if (ndim == 1) {
     unsigned char seen = 0;
     if (step == 1) {

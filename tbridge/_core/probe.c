@@ -298,6 +298,15 @@ int tb_probe(PyObject *object, int target, int scans_bools, Probe *out) {
 
 /* ---- what Python tells ------------------------------------------------------------------- */
 
+/* Forget the source doors of a framework. What they refer to is kept: a call may be using it. */
+void tb_close_sources(int framework) {
+  int kept = 0;
+  for (int i = 0; i < source_count; i++)
+    if (sources[i].framework != framework)
+      sources[kept++] = sources[i];
+  source_count = kept;
+}
+
 /* An optional object: None is NULL. */
 PyObject *tb_optional(PyObject *object) {
   return object == NULL || object == Py_None ? NULL : Py_NewRef(object);

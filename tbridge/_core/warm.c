@@ -70,6 +70,8 @@ static PyObject *import_capsule(const Target *target, Entry *entry) {
   arguments[0] = tb_entry_capsule(entry, 0);
   if (arguments[0] != NULL)
     result = PyObject_Vectorcall(target->import, arguments, count, NULL);
+  if (arguments[0] != NULL)
+    tb_capsule_passed(arguments[0]);
   Py_XDECREF(arguments[0]);
   Py_XDECREF(arguments[1]);
   return result;
@@ -322,6 +324,17 @@ static PyObject *core_forget(PyObject *module, PyObject *unused) {
   Py_RETURN_NONE;
 }
 
+/* close_doors(framework): forget how to look at its tensors and how to hand it memory. */
+static PyObject *core_close_doors(PyObject *module, PyObject *number) {
+  (void)module;
+  long framework = PyLong_AsLong(number);
+  if (framework < 0 || framework >= TB_MAX_FRAMEWORKS)
+    return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_ValueError, "no framework has the number %ld", framework);
+  targets[framework].known = 0;
+  tb_close_sources((int)framework);
+  Py_RETURN_NONE;
+}
+
 /* options(variable, default): calls are served only while the ContextVar holds its default. */
 static PyObject *core_options(PyObject *module, PyObject *args) {
   (void)module;
@@ -349,6 +362,7 @@ static PyMethodDef warm_methods[] = {
     {"remember", core_remember, METH_VARARGS, "serve what has the signature of x natively from now on"},
     {"signature", core_signature, METH_VARARGS, "signature(x, target): what a plan is remembered under"},
     {"forget", core_forget, METH_NOARGS, "drop every remembered plan"},
+    {"close_doors", core_close_doors, METH_O, "forget the doors of a framework"},
     {"options", core_options, METH_VARARGS, "options(variable, default): serve only under the default"},
     {"suspend", core_suspend, METH_O, "suspend(+1 or -1): while above 0, Python serves every call"},
     {NULL, NULL, 0, NULL},

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
+import sys
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from tbridge import _core
-from tbridge.contracts import Accepts, Framework, Loan, TensorSpec, require_dtype
+from tbridge.contracts import Accepts, Framework, Handles, Loan, TensorSpec, require_dtype
 from tbridge.dtypes import DTYPES
 from tbridge.errors import UnsupportedDTypeError, UnsupportedTypeError
 
@@ -69,6 +70,8 @@ def aligned_array(shape: tuple[int, ...], dtype: str, alignment: int = 64) -> np
     """Return an uninitialised array that starts on a multiple of `alignment` bytes."""
     numpy_dtype = dtype_of(dtype)
     nbytes = int(np.prod(shape, dtype=object)) * numpy_dtype.itemsize
+    if nbytes > sys.maxsize:
+        raise MemoryError(f"{nbytes:,} bytes")
     memory: Any = _core.memory(nbytes, alignment)  # a buffer, which NumPy's types do not know
     array: npt.NDArray[Any] = np.ndarray(shape, numpy_dtype, buffer=memory)
     return array
@@ -106,7 +109,7 @@ class NumPy(Framework):
             array.dtype, "NumPy", "choose another with x.astype('float64')"
         )
         kept = obj if isinstance(obj, np.ndarray) else array
-        handle = _core.from_array(kept, DTYPES[name].code, DTYPES[name].bits)
+        handle = Handles.of_array(kept, name)
         return TensorSpec.of_handle(
             handle,
             self.name,
@@ -133,7 +136,7 @@ class NumPy(Framework):
     def allocate(self, shape: tuple[int, ...], dtype: str) -> tuple[Any, _core.Handle]:
         """Return aligned memory, which TensorFlow and JAX can share later."""
         array = aligned_array(shape, dtype)
-        return array, _core.from_array(array, DTYPES[dtype].code, DTYPES[dtype].bits)
+        return array, Handles.of_array(array, dtype)
 
     def value(self, obj: Any) -> Any:
         """Return a scalar as a 0-d array."""

@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 from tbridge import _core
-from tbridge.contracts import Accepts, Framework, Loan, TensorSpec, require_dtype
+from tbridge.contracts import Accepts, Framework, Handles, Loan, TensorSpec, require_dtype
 from tbridge.dtypes import DTYPES
 from tbridge.errors import SymbolicTensorError, UnsupportedDTypeError, UnsupportedTypeError
 
@@ -71,7 +71,7 @@ class TensorFlow(Framework):
                 f"a tf.{kind} is several tensors; pass {_COMPOSITES[kind]}", type=type(obj)
             )
         by_value = ""
-        if _is_variable(obj):
+        if _is_variable(obj) and tf.executing_eagerly():
             by_value = "a variable converts as the value that it has now"
             obj = self.value(obj)
         if not isinstance(obj, tf.Tensor) or tf.is_symbolic_tensor(obj):
@@ -94,7 +94,7 @@ class TensorFlow(Framework):
             )
         require_dtype(obj.dtype, "TensorFlow", "choose another with tf.cast(x, 'float32')")
         if name in _NOT_IN_DLPACK:
-            handle = _core.from_array(_array_over(obj), DTYPES[name].code, DTYPES[name].bits)
+            handle = Handles.of_array(_array_over(obj), name)
         else:
             handle = _core.read(tf.experimental.dlpack.to_dlpack(obj), True)
         return TensorSpec.of_handle(
@@ -129,12 +129,12 @@ class TensorFlow(Framework):
 
     def adopt(self, loan: Loan) -> Any:
         """By a legacy capsule, the only form that TensorFlow takes."""
-        return _tf().experimental.dlpack.from_dlpack(loan.capsule())
+        return loan.give(_tf().experimental.dlpack.from_dlpack)
 
     def construct(self, array: Any) -> Any:
         """Copy an array with `tf.constant`."""
         tf = _tf()
-        with tf.device("CPU:0"):
+        with tf.init_scope(), tf.device("CPU:0"):  # an eager tensor, inside tf.function too
             return tf.constant(array)
 
     def value(self, obj: Any) -> Any:
@@ -187,7 +187,8 @@ class TensorFlow(Framework):
 def _array_over(obj: Any) -> Any:
     """Return an array over the tensor's memory; of a 0-d tensor, TensorFlow gives a scalar only."""
     shape = tuple(obj.shape)
-    return (obj if shape else _tf().reshape(obj, (1,)))._numpy().reshape(shape)
+    with _tf().init_scope():  # else tf.function would trace the reshape
+        return (obj if shape else _tf().reshape(obj, (1,)))._numpy().reshape(shape)
 
 
 def _is_variable(obj: Any) -> bool:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 from tbridge import _core
-from tbridge.contracts import Accepts, Framework, Loan, TensorSpec, require_dtype
+from tbridge.contracts import Accepts, Framework, Handles, Loan, TensorSpec, require_dtype
 from tbridge.devices import Device, parse
 from tbridge.dtypes import DTYPES
 from tbridge.errors import SymbolicTensorError, UnsupportedTypeError
@@ -81,15 +83,13 @@ class Torch(Framework):
             device = _device(obj)
         if ptr == 0 and 0 not in shape and "zero" not in lazy:
             raise _symbolic(obj, "it has no memory yet")
-        handle = _core.view(
+        handle = Handles.view(
             ptr or 64,  # elements that are all zero have none; nobody reads them through the handle
             shape,
             strides,
-            DTYPES[dtype].code,
-            DTYPES[dtype].bits,
-            *device.dlpack,
-            False,
-            storage,
+            dtype,
+            device=device,
+            keep=storage,
         )
         return TensorSpec.of_handle(
             handle,
@@ -114,6 +114,8 @@ class Torch(Framework):
             )
         if torch._C._functorch.is_functorch_wrapped_tensor(obj):
             raise _symbolic(obj, "it is traced by torch.func")
+        if isinstance(obj, torch.nn.parameter.UninitializedTensorMixin):
+            raise _symbolic(obj, "it has no shape yet")
         if obj.device.type == "meta":
             raise _symbolic(obj, "it is on the meta device")
         for what, is_it, remedy in (
@@ -146,7 +148,7 @@ class Torch(Framework):
         torch marks a storage as not resizable when `Tensor.numpy()` shares it, and only then.
         """
         torch = _torch()
-        with torch._C.DisableTorchFunctionSubclass():
+        with _real_tensors():
             storage = obj.untyped_storage()
             if storage.resizable():
                 torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage).numpy()
@@ -161,27 +163,35 @@ class Torch(Framework):
         if hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
             tensor = loan.exchange(torch.Tensor, as_dtype=as_dtype)
         else:
-            tensor = torch.utils.dlpack.from_dlpack(loan.capsule(as_dtype=as_dtype))
+            tensor = loan.give(torch.utils.dlpack.from_dlpack, as_dtype=as_dtype)
         return tensor if spoken else tensor.view(_dtypes()[loan.dtype])
 
     def allocate(self, shape: tuple[int, ...], dtype: str) -> tuple[Any, _core.Handle]:
         """Return memory of torch's own allocator, on the CPU whatever the default device is."""
-        tensor = _torch().empty(shape, dtype=_dtypes()[dtype], device="cpu", requires_grad=False)
+        with _real_tensors():
+            tensor = _torch().empty(
+                shape, dtype=_dtypes()[dtype], device="cpu", requires_grad=False
+            )
         spec = self.describe(tensor)
         assert spec.handle is not None
         return tensor, spec.handle
 
     def detach(self, obj: Any) -> Any:
         """Return the tensor outside the gradient tape."""
-        return obj.detach()
+        with _torch()._C.DisableTorchFunctionSubclass():
+            return obj.detach()
+
+    def written(self, obj: Any) -> None:
+        """Count the write, so that autograd refuses a backward pass through the old values."""
+        if not obj.is_inference():
+            _torch().autograd.graph.increment_version(obj)
 
     def resolve(self, obj: Any, spec: TensorSpec, destination: Any) -> None:
         """Let torch apply its lazy bits while it copies."""
         torch = _torch()
-        dtype = DTYPES[destination.dtype.name]
-        handle = _core.from_array(destination, dtype.code, dtype.bits)
-        with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
-            self.adopt(Loan(handle=handle, dtype=dtype.name, writable=True)).copy_(obj)
+        handle = Handles.of_array(destination, spec.dtype)
+        with torch.no_grad(), _real_tensors():
+            self.adopt(Loan(handle=handle, dtype=spec.dtype, writable=True)).copy_(obj)
 
     def doors(self, number: int) -> None:
         """torch.Tensor itself, where it offers the exchange API (torch 2.10 and later)."""
@@ -203,6 +213,16 @@ class Torch(Framework):
             0,
         )
         _core.target_door(number, _core.BY_EXCHANGE, tensor, None, None, (), True)
+
+
+@contextlib.contextmanager
+def _real_tensors() -> Iterator[None]:
+    """Keep subclasses and active modes, such as fake tensors, out of tbridge's torch calls."""
+    torch = _torch()
+    # torch >= 2.1; private, and what torch's own tools use for this
+    modes = getattr(torch.utils._python_dispatch, "_disable_current_modes", contextlib.nullcontext)
+    with torch._C.DisableTorchFunctionSubclass(), modes():
+        yield
 
 
 def _is_keras_variable(obj: object) -> bool:
