@@ -117,13 +117,16 @@ def _decide(facts: _Facts, request: Request, accepts: Accepts, target: str) -> _
     steps: list[tuple[StepKind, str, bool]] = []
     remedies: list[str] = []
 
-    def move(kind: StepKind, reason: str, remedy: str = "drop copy=False") -> None:
+    def move(kind: StepKind, reason: str, remedy: str = "") -> None:
         steps.append((kind, reason, True))
-        remedies.append(remedy)
+        if remedy:
+            remedies.append(remedy)
 
     # 1. the values: which they are, and in which type
     if request.out and request.copy is False:
         raise OptionError("out= is written into, which is a copy; drop copy=False", option="out")
+    if request.out and request.writable is not None:
+        raise OptionError("out= is as writable as it is; drop writable=", option="writable")
     dtype = _result_dtype(facts, request, accepts, target)
     value_of_variable = bool(facts.by_value) and same and accepts.immutable
     if value_of_variable:
@@ -139,7 +142,7 @@ def _decide(facts: _Facts, request: Request, accepts: Accepts, target: str) -> _
     # 2. the layout: what the target can hold; a tensor of its own it holds already
     if not same:
         if not accepts.shares:
-            move("copy", accepts.because)
+            move("copy", accepts.because, "pass dtype= with a type that it shares")
         layout = (
             ("compact", facts.negative and not accepts.negative_strides, "negative strides"),
             ("compact", facts.odd and not accepts.odd_strides, "strides of broken elements"),
@@ -222,7 +225,9 @@ def _decide(facts: _Facts, request: Request, accepts: Accepts, target: str) -> _
         or (facts.by_value != "" and not same and request.writable is not True)
     )
     if shared and (not same or (read_only_result and not facts.read_only)):
-        steps.append(("alias", _why_shared(facts, accepts, target, read_only_result), False))
+        steps.append(
+            ("alias", _why_shared(facts, accepts, target, read_only_result, promised), False)
+        )
     return _Decision(
         dtype=dtype,
         steps=tuple(steps),
@@ -277,11 +282,13 @@ def _refuse_sharing(
             raise CopyRequiredError(f"{reason}; pass copy=True", reasons=(reason,))
 
 
-def _why_shared(facts: _Facts, accepts: Accepts, target: str, read_only_result: bool) -> str:
+def _why_shared(
+    facts: _Facts, accepts: Accepts, target: str, read_only_result: bool, promised: bool
+) -> str:
     if read_only_result:
         return f"{target} shares the memory, and refuses to write it"
-    if facts.read_only and not accepts.immutable:
-        return f"{target} shares read-only memory, which you promised not to write"
+    if promised:
+        return f"{target} shares the memory, which you promised not to write"
     if facts.immutable and not accepts.immutable:
         return f"{target} shares memory that is immutable by convention; a write would show there"
     return f"{target} shares the memory"
@@ -291,5 +298,6 @@ def _refuse_copy(made: Plan, decision: _Decision) -> None:
     reasons = tuple(reason for _, reason, moves in decision.steps if moves)
     lines = [f"{made.target} cannot share this {made.source} tensor:"]
     lines += [f"  - {reason}" for reason in reasons]
-    lines.append(f"drop copy=False to get a copy, or: {'; '.join(decision.remedies)}")
+    others = f", or: {'; '.join(decision.remedies)}" if decision.remedies else ""
+    lines.append(f"drop copy=False to get a copy{others}")
     raise CopyRequiredError("\n".join(lines), reasons=reasons, plan=made)

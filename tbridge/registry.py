@@ -104,7 +104,7 @@ def owner_of(obj: object) -> Framework:
 
 
 def _find_owner(obj: object) -> Framework:
-    for framework in (*_frameworks, _anything):
+    for framework in _frameworks:
         if sys.modules.get(framework.module) is None:
             continue  # absent: it cannot have made obj
         try:
@@ -117,6 +117,8 @@ def _find_owner(obj: object) -> Framework:
             return framework
     if _load_plugins():
         return _find_owner(obj)
+    if _anything.owns(obj):
+        return _anything
     raise UnsupportedTypeError(
         f"{_article(type(obj))} is no tensor of {', '.join(f.name for f in _frameworks)}, and "
         f"it has no __dlpack__; {_remedy(obj)}",

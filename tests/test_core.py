@@ -315,12 +315,17 @@ def test_memory_lent_as_read_only_is_known_to_be():
     h = handle_of(x)
     test, other = _core.framework("test"), _core.framework("other")
     borrower = _core.read(_core.capsule(h, True, terms(x, read_only=True)), True)
-    assert _core.is_read_only(h, test)
-    assert _core.is_read_only(h, -1)
-    assert not _core.is_read_only(h, other)
-    assert not _core.is_read_only(handle_of(np.zeros(10, "f4")), test)
+    assert _core.restrictions(h, test) == _core.restrictions(h, -1) == (True, False)
+    assert _core.restrictions(h, other) == (False, False)
+    assert _core.restrictions(handle_of(np.zeros(10, "f4")), test) == (False, False)
     del borrower
-    assert not _core.is_read_only(h, test)
+    assert _core.restrictions(h, test) == (False, False)
+    writer = _core.read(_core.capsule(h, True, terms(x, immutable=True)), True)
+    assert _core.restrictions(h, test) == (False, True)
+    del writer
+    reader = _core.array(h, np.dtype("f4"), False, terms(x, writable=False, immutable=True))
+    assert _core.restrictions(h, test) == (False, False)  # the array refuses by itself
+    del reader
 
 
 @pytest.mark.parametrize("alignment", [8, 64, 4096])

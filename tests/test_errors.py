@@ -442,7 +442,7 @@ def test_memory_that_there_is_not_is_said():
         for framework in ("numpy", "torch"):
             with pytest.raises(errors.AllocationError):
                 tbridge.empty(shape, framework=framework)
-    beyond = np.lib.stride_tricks.as_strided(np.zeros(1, "f4"), (2**31, 2**31), (0, 0))
+    beyond = np.lib.stride_tricks.as_strided(np.zeros(1, "f4"), (2**30, 2**30), (0, 0))
     with pytest.raises(errors.ProducerError, match="further than any memory"):
         tbridge.explain(beyond, to="torch")
 
@@ -484,3 +484,8 @@ def test_a_cast_of_nan_warns_nobody():
 def test_a_parameter_without_a_shape_is_refused():
     with pytest.raises(errors.SymbolicTensorError, match="no shape yet"):
         tbridge.to_numpy(torch.nn.parameter.UninitializedParameter())
+
+
+def test_out_says_itself_whether_it_may_be_written():
+    with pytest.raises(errors.OptionError, match="drop writable="):
+        tbridge.convert(np.ones(3), to="numpy", out=np.ones(3), writable=False)

@@ -1,5 +1,6 @@
 """What importing tbridge brings with it, in fresh interpreters."""
 
+import os
 import subprocess
 import sys
 
@@ -9,8 +10,14 @@ FRAMEWORKS = ("torch", "tensorflow", "jax", "cupy", "keras", "ml_dtypes", "typer
 PROBE = f"import sys; print([m for m in {FRAMEWORKS} if m in sys.modules])"
 
 
+# with bytecode, as any installation has it
+ENVIRONMENT = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+
+
 def run(code: str) -> str:
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, env=ENVIRONMENT
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 

@@ -212,6 +212,24 @@ def test_read_only_memory_stays_read_only_along_a_chain():
     assert tbridge.convert(torch.ones(1000), to="numpy").flags.writeable
 
 
+def test_immutable_memory_stays_immutable_along_a_chain():
+    c = tf.range(1000.0)
+    for _ in range(3):
+        t = tbridge.to_torch(c)
+        a = tbridge.to_numpy(t)
+        assert tbridge.shares_memory(a, c)
+        assert not a.flags.writeable
+        w = tbridge.to_numpy(t, writable=True)
+        w[0] = 9
+        assert float(c[0]) == 0
+        assert [lease.immutable for lease in tbridge.leases(a)] == [True, True]
+        assert tbridge.shares_memory(tbridge.to_tf(t), c)
+        free = tbridge.to_numpy(torch.zeros(1000))  # the same signature, but for that
+        assert free.flags.writeable
+        del t, a
+    del c
+
+
 def test_one_writable_alias_does_not_become_read_only_by_another():
     a = aligned()
     t = tbridge.convert(a, to="torch")

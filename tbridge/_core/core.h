@@ -43,7 +43,7 @@
  * lives until its last reference: the borrower's, the capsule's, or a Lease object's. */
 typedef struct Entry {
   struct Entry *previous, *next; /* the ledger's list, or the list of what waits for the GIL */
-  struct Entry *previous_read_only, *next_read_only;
+  struct Entry *previous_restricted, *next_restricted;
   PyObject *keep;                /* keeps the memory alive (strong), or NULL */
   PyObject *owner;               /* weak reference to the owner, or the owner itself, or NULL */
   DLManagedTensor *legacy;       /* the source's own export, released when the loan ends */
@@ -53,7 +53,7 @@ typedef struct Entry {
   DLDevice device;
   int32_t references;
   uint8_t source, target;
-  uint8_t alive, listed, writable, immutable, read_only, owner_is_kept;
+  uint8_t alive, listed, writable, immutable, read_only, restricted, owner_is_kept;
   union {
     DLManagedTensor legacy;
     DLManagedTensorVersioned versioned;
@@ -79,9 +79,10 @@ void tb_entry_begin(Entry *entry);     /* write it into the ledger, if it is a l
 void tb_entry_end(Entry *entry);       /* the borrower is gone; any thread, with or without the GIL */
 void tb_entry_release(Entry *entry);
 int tb_entry_alive(Entry *entry);
-/* Whether some of this memory was lent as read-only to this framework (-1: to any): then who borrowed it
- * must not lend it on as writable. */
-int tb_is_read_only(const void *low, size_t nbytes, DLDevice device, int target);
+/* What holds for memory that was lent to this framework (-1: to any), though its tensors cannot say so:
+ * who borrowed it must lend it on no freer than it was lent. */
+enum { TB_READ_ONLY = 1, TB_IMMUTABLE = 2 };
+int tb_restrictions(const void *low, size_t nbytes, DLDevice device, int target);
 void tb_extent(int ndim, const int64_t *shape, const int64_t *byte_strides, int64_t itemsize,
                int64_t *low, int64_t *high);
 

@@ -405,17 +405,18 @@ static PyObject *core_clean_bools(PyObject *module, PyObject *object) {
   return PyBool_FromLong(clean);
 }
 
-/* is_read_only(handle, target): whether some of its memory was lent as read-only to this framework. */
-static PyObject *core_is_read_only(PyObject *module, PyObject *args) {
+/* restrictions(handle, target): (read-only, immutable), as its memory was lent to this framework. */
+static PyObject *core_restrictions(PyObject *module, PyObject *args) {
   (void)module;
   Handle *handle;
   int target;
   int64_t low, high;
-  if (!PyArg_ParseTuple(args, "O!i:is_read_only", &Handle_Type, &handle, &target))
+  if (!PyArg_ParseTuple(args, "O!i:restrictions", &Handle_Type, &handle, &target))
     return NULL;
   tb_extent(handle->tensor.ndim, handle->shape, handle->byte_strides, handle->itemsize, &low, &high);
-  return PyBool_FromLong(
-      tb_is_read_only((char *)handle->tensor.data + low, (size_t)(high - low), handle->tensor.device, target));
+  int found =
+      tb_restrictions((char *)handle->tensor.data + low, (size_t)(high - low), handle->tensor.device, target);
+  return Py_BuildValue("(NN)", PyBool_FromLong(found & TB_READ_ONLY), PyBool_FromLong(found & TB_IMMUTABLE));
 }
 
 static PyMethodDef handle_methods[] = {
@@ -426,8 +427,8 @@ static PyMethodDef handle_methods[] = {
     {"from_array", core_from_array, METH_VARARGS, "from_array(array, code, bits): a Handle on a NumPy array"},
     {"recode", core_recode, METH_VARARGS, "recode(handle, code, bits): the same memory under another type"},
     {"clean_bools", core_clean_bools, METH_O, "clean_bools(handle): whether all bytes are 0 or 1"},
-    {"is_read_only", core_is_read_only, METH_VARARGS,
-     "is_read_only(handle, target): whether it was lent as read-only to this framework"},
+    {"restrictions", core_restrictions, METH_VARARGS,
+     "restrictions(handle, target): (read-only, immutable), as it was lent to this framework"},
     {NULL, NULL, 0, NULL},
 };
 

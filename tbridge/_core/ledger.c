@@ -25,7 +25,7 @@ static void acquire(void) {
 static void release(void) { tb_atomic_store(&lock, 0); }
 
 static Entry listed = {.previous = &listed, .next = &listed}; /* oldest first */
-static Entry read_only = {.previous_read_only = &read_only, .next_read_only = &read_only};
+static Entry restricted = {.previous_restricted = &restricted, .next_restricted = &restricted};
 static Entry *waiting;                                        /* ended, still to be settled */
 static int32_t settle_is_scheduled;
 PyObject *tb_framework_names;
@@ -104,7 +104,7 @@ Entry *tb_entry_new(const DLTensor *tensor, const int64_t *byte_strides, const L
   entry->references = for_dlpack ? 2 : 1;
   entry->alive = 0;
   entry->listed = 0;
-  entry->read_only = entry->owner_is_kept = 0;
+  entry->read_only = entry->restricted = entry->owner_is_kept = 0;
   if (for_dlpack) {
     int64_t compact = 1;
     int64_t *shape = entry->dims, *strides = entry->dims + ndim;
@@ -136,6 +136,8 @@ Entry *tb_entry_new(const DLTensor *tensor, const int64_t *byte_strides, const L
     entry->writable = terms->writable;
     entry->immutable = terms->immutable;
     entry->read_only = terms->read_only;
+    /* a borrower that cannot write, such as a read-only array, says so itself */
+    entry->restricted = terms->read_only || (terms->immutable && terms->writable);
     entry->owner_is_kept = terms->owner_is_kept;
     if (terms->owner != NULL && !terms->owner_is_kept) {
       /* Weak, so that no reference cycle can run through an alias. A weak reference also makes
@@ -161,11 +163,11 @@ void tb_entry_begin(Entry *entry) {
   entry->next = &listed;
   listed.previous->next = entry;
   listed.previous = entry;
-  if (entry->read_only) {
-    entry->previous_read_only = read_only.previous_read_only;
-    entry->next_read_only = &read_only;
-    read_only.previous_read_only->next_read_only = entry;
-    read_only.previous_read_only = entry;
+  if (entry->restricted) {
+    entry->previous_restricted = restricted.previous_restricted;
+    entry->next_restricted = &restricted;
+    restricted.previous_restricted->next_restricted = entry;
+    restricted.previous_restricted = entry;
   }
   release();
 }
@@ -180,9 +182,9 @@ void tb_entry_end(Entry *entry) {
   if (entry->listed) {
     entry->previous->next = entry->next;
     entry->next->previous = entry->previous;
-    if (entry->read_only) {
-      entry->previous_read_only->next_read_only = entry->next_read_only;
-      entry->next_read_only->previous_read_only = entry->previous_read_only;
+    if (entry->restricted) {
+      entry->previous_restricted->next_restricted = entry->next_restricted;
+      entry->next_restricted->previous_restricted = entry->previous_restricted;
     }
   }
   release();
@@ -233,13 +235,14 @@ static int overlaps(const Entry *entry, uintptr_t low, size_t nbytes, DLDevice d
          start < low + nbytes && low < start + entry->nbytes;
 }
 
-int tb_is_read_only(const void *low, size_t nbytes, DLDevice device, int target) {
+int tb_restrictions(const void *low, size_t nbytes, DLDevice device, int target) {
   int found = 0;
-  if (read_only.next_read_only == &read_only)
+  if (restricted.next_restricted == &restricted)
     return 0; /* nearly always; what this thread lent is in the list already */
   acquire();
-  for (Entry *entry = read_only.next_read_only; entry != &read_only && !found; entry = entry->next_read_only)
-    found = (target < 0 || entry->target == target) && overlaps(entry, (uintptr_t)low, nbytes, device);
+  for (Entry *entry = restricted.next_restricted; entry != &restricted; entry = entry->next_restricted)
+    if ((target < 0 || entry->target == target) && overlaps(entry, (uintptr_t)low, nbytes, device))
+      found |= (entry->read_only ? TB_READ_ONLY : 0) | (entry->immutable ? TB_IMMUTABLE : 0);
   release();
   return found;
 }

@@ -42,6 +42,7 @@ enum {
   ONE = 1 << 8,
   EMPTY = 1 << 9,
   DIRTY_BOOL = 1 << 10,
+  IMMUTABLE = 1 << 11, /* because it was lent as such */
 };
 
 /* What a plan depends on, of memory. The same facts as TensorSpec's, by the same rules (layout.py). */
@@ -274,10 +275,12 @@ int tb_probe(PyObject *object, int target, int scans_bools, Probe *out) {
   if (!same) {
     int64_t itemsize = out->tensor.dtype.bits / 8, low, high;
     tb_extent(out->tensor.ndim, out->tensor.shape, out->byte_strides, itemsize, &low, &high);
-    if (source->kind != BY_ARRAY && /* an array says so itself */
-        tb_is_read_only((char *)out->tensor.data + low, (size_t)(high - low), out->tensor.device,
-                        source->framework))
-      facts &= ~(uint32_t)WRITABLE;
+    if (source->kind != BY_ARRAY) { /* an array says so itself */
+      int found = tb_restrictions((char *)out->tensor.data + low, (size_t)(high - low), out->tensor.device,
+                                  source->framework);
+      facts &= found & TB_READ_ONLY ? ~(uint32_t)WRITABLE : ~(uint32_t)0;
+      facts |= found & TB_IMMUTABLE ? IMMUTABLE : 0;
+    }
     facts |= memory_facts(&out->tensor, out->byte_strides, itemsize);
     if (out->tensor.dtype.code == DL_BOOL && scans_bools && !(facts & EMPTY)) {
       int64_t elements = 1;

@@ -52,8 +52,13 @@ class DLPack(Framework):
             raise DeviceError(
                 f"this capsule holds memory on {device}; tbridge reads capsules in host memory"
             )
-        read_only = handle.read_only or _core.is_read_only(handle, -1)
-        return TensorSpec.of_handle(handle, self.name, writable=not read_only)
+        read_only, immutable = _core.restrictions(handle, -1)
+        return TensorSpec.of_handle(
+            handle,
+            self.name,
+            writable=not (read_only or handle.read_only),
+            immutable=immutable,
+        )
 
     def export(self, obj: Any, spec: TensorSpec) -> _core.Handle:
         """Take a capsule over; an object's handle is already our own."""

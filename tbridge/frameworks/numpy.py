@@ -28,6 +28,7 @@ _REMEDIES = {
     "M": "pass x.view('int64') and remember the unit yourself",
     "m": "pass x.view('int64') and remember the unit yourself",
     "V": "pass one field at a time, as in x['name']",
+    "small": "choose a wider type, as in x.astype('int8')",
 }
 
 
@@ -91,15 +92,19 @@ class NumPy(Framework):
 
     def describe(self, obj: Any) -> TensorSpec:
         """Read the array's own facts; a scalar converts by value, as a 0-d array."""
-        if isinstance(obj, np.ma.MaskedArray):
+        # numpy.ma is imported when first named; a fork meanwhile would hang in the import lock
+        masked: Any = sys.modules.get("numpy.ma")
+        if isinstance(obj, getattr(masked, "MaskedArray", ())):
             raise UnsupportedTypeError(
                 "a masked array has values that no tensor can hold; pass x.filled(value), "
                 "or x.data and x.mask apart",
                 type=type(obj),
             )
         array = np.asarray(obj)
-        kind = array.dtype.kind
+        kind: str = array.dtype.kind
         if kind in _REMEDIES and array.dtype.name not in DTYPES:
+            if kind == "V" and array.dtype.names is None:
+                kind = "small"
             raise UnsupportedDTypeError(
                 f"this NumPy array has dtype {array.dtype}, which tbridge does not carry; "
                 f"{_REMEDIES[kind]}",

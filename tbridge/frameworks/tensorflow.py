@@ -97,11 +97,12 @@ class TensorFlow(Framework):
             handle = Handles.of_array(_array_over(obj), name)
         else:
             handle = _core.read(tf.experimental.dlpack.to_dlpack(obj), True)
+        read_only, _ = _core.restrictions(handle, _core.framework(self.name))
         return TensorSpec.of_handle(
             handle,
             self.name,
             dtype=name,
-            writable=not _core.is_read_only(handle, _core.framework(self.name)),
+            writable=not read_only,
             immutable=True,
             # TensorFlow keeps constants of one element and hands them out again, to everybody
             interned=obj.shape.num_elements() == 1,

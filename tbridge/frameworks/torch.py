@@ -91,11 +91,14 @@ class Torch(Framework):
             device=device,
             keep=storage,
         )
+        # a torch tensor cannot say how its memory was lent to it; the ledger can
+        read_only, immutable = _core.restrictions(handle, _core.framework(self.name))
         return TensorSpec.of_handle(
             handle,
             self.name,
             dtype=dtype,
-            writable=not _core.is_read_only(handle, _core.framework(self.name)),
+            writable=not read_only,
+            immutable=immutable,
             requires_grad=requires_grad,
             lazy=lazy,
             by_value=by_value,
