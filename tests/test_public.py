@@ -1,7 +1,9 @@
 """The public surface: names, documentation, types."""
 
+import copy
 import importlib
 import inspect
+import pickle
 import pkgutil
 
 import pytest
@@ -41,6 +43,12 @@ def test_the_verbs_look_like_functions(name):
     assert verb.__module__ == "tbridge.convert"
     assert "x" in inspect.signature(verb).parameters
     assert name in repr(verb)
+
+
+def test_the_verbs_pickle_and_copy_as_functions_do():
+    for verb in (tbridge.convert, tbridge.to_numpy, tbridge.to_torch, tbridge.to_tf):
+        assert pickle.loads(pickle.dumps(verb)) is verb
+        assert copy.deepcopy(verb) is verb
 
 
 def test_convert_and_explain_take_the_same():

@@ -196,6 +196,17 @@ static void warm_dealloc(PyObject *self) {
 
 static PyObject *warm_repr(PyObject *self) { return PyObject_Repr(((Warm *)self)->function); }
 
+/* Pickled and copied as functions are: by name. */
+static PyObject *warm_reduce(PyObject *self, PyObject *unused) {
+  (void)unused;
+  return PyObject_GetAttrString(((Warm *)self)->function, "__qualname__");
+}
+
+static PyMethodDef warm_own_methods[] = {
+    {"__reduce__", warm_reduce, METH_NOARGS, "the name under which the module has it"},
+    {NULL, NULL, 0, NULL},
+};
+
 static PyGetSetDef warm_getset[] = {
     {"__dict__", PyObject_GenericGetDict, PyObject_GenericSetDict, NULL, NULL},
     {NULL, NULL, NULL, NULL, NULL},
@@ -212,6 +223,7 @@ static PyTypeObject Warm_Type = {
                 Py_TPFLAGS_DISALLOW_INSTANTIATION,
     .tp_traverse = warm_traverse,
     .tp_clear = warm_clear,
+    .tp_methods = warm_own_methods,
     .tp_getset = warm_getset,
     .tp_dictoffset = offsetof(Warm, dict),
 };
